@@ -28,6 +28,10 @@ class Env(ABC):
     config_class: ClassVar[type]
     #: Least and greatest reward that one `step` can pay.
     reward_range: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))
+    #: Where `step` runs unless envs.yaml says otherwise: `inline` promises that it never blocks.
+    isolate: ClassVar[str] = "process"
+    #: `rgb_array`: the observation is a picture; the text that `reset` and `step` return is then "<image>".
+    render_mode: str = "text"
 
     def __init__(self, config: Any | None = None):
         self.config = config if config is not None else self.config_class()
