@@ -8,7 +8,8 @@ folder's name. `ragen/env/registry.py` finds, builds and adapts; this file impor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Mapping
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,7 +60,7 @@ class Env(ABC):
     def render(self, mode: str = "text") -> Any:
         """The current observation: `text` → str; `rgb_array` → uint8 (H, W, 3), where there is a board."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (nothing to free is the usual case)
         """Free what the environment holds. Safe to call twice."""
 
     # --- what the prompt says -------------------------------------------------------------------

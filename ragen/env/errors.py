@@ -1,4 +1,4 @@
-"""What can be wrong with an environment before it is ever stepped. Each message names the key, its value and the fix."""
+"""What can be wrong with an environment before it is ever stepped. Messages name the key, its value and the fix."""
 
 from __future__ import annotations
 

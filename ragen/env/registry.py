@@ -56,7 +56,8 @@ def load_env_class(env_type: str) -> type:
         module = _import(f"ragen.env.{module_name}.env", env_type)
     else:
         raise EnvConfigError(
-            f"env_type {env_type!r} is no folder of ragen/env with an env.py: {nearest(env_type, available_env_types())}. "
+            f"env_type {env_type!r} is no folder of ragen/env with an env.py: "
+            f"{nearest(env_type, available_env_types())}. "
             "An environment kept elsewhere is written 'package.folder' or 'package.module:Class'"
         )
     return _only_env_class(module, env_type)
@@ -250,8 +251,8 @@ def _only_env_class(module: ModuleType, env_type: str) -> type:
     if len(candidates) != 1:
         names = ", ".join(cls.__name__ for cls in candidates) or "none"
         raise EnvConfigError(
-            f"env_type {env_type!r}: {module.__name__} must define exactly one environment class (with reset and step), "
-            f"found {names}; name the one you mean: '{module.__name__}:Class'"
+            f"env_type {env_type!r}: {module.__name__} must define exactly one environment class (with reset and "
+            f"step), found {names}; name the one you mean: '{module.__name__}:Class'"
         )
     return candidates[0]
 

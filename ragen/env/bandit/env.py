@@ -1,7 +1,7 @@
 """Two-armed bandit, one pull an episode: a sure small payout against a risky one that is better on average.
 
-The seed decides the order in which the arms are named, so that no position is always right; the luck of the draw is each
-episode's own.
+The seed decides the order in which the arms are named, so that no position is always right; the luck of the draw is
+each episode's own.
 """
 
 from __future__ import annotations

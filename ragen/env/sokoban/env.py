@@ -1,7 +1,7 @@
 """Sokoban: push every box onto a target. Rules, rewards and action numbers are those of the package gym-sokoban.
 
--0.1 a step, +1 for a box pushed onto a target, -1 for one pushed off, +10 when all are on targets, which ends the episode.
-The board is kept as bit sets (`solver.py`); pictures use gym-sokoban's tiles.
+-0.1 a step, +1 for a box pushed onto a target, -1 for one pushed off, +10 when all are on targets, which ends the
+episode. The board is kept as bit sets (`solver.py`); pictures use gym-sokoban's tiles.
 """
 
 from __future__ import annotations
@@ -132,17 +132,20 @@ class Sokoban(Env):
     def instruction(self) -> str:
         symbol = self.config.symbols
         parts = [
-            "Sokoban: push every box onto a target. Walk into a box to push it one cell; the cell behind it must be free "
-            "of walls and boxes. Boxes cannot be pulled."
+            "Sokoban: push every box onto a target. Walk into a box to push it one cell; the cell behind it must be "
+            "free of walls and boxes. Boxes cannot be pulled."
         ]
         if self.render_mode == "text":
             parts.append(
                 f"{symbol['wall']} wall, {symbol['floor']} floor, {symbol['target']} target, {symbol['box']} box, "
-                f"{symbol['box_on_target']} box on target, {symbol['player']} you, {symbol['player_on_target']} you on target."
+                f"{symbol['box_on_target']} box on target, {symbol['player']} you, "
+                f"{symbol['player_on_target']} you on target."
             )
             if self.config.observation_format == "grid_coord":
                 parts.append("Coordinates are (row,column), counted from (0,0) at the top left.")
-        parts.append("Reward: -0.1 per move, +1 for a box onto a target, -1 for a box off one, +10 when all are on targets.")
+        parts.append(
+            "Reward: -0.1 per move, +1 for a box onto a target, -1 for a box off one, +10 when all are on targets."
+        )
         return "\n".join(parts)
 
     def action_lookup(self) -> Mapping[str, int]:

@@ -26,11 +26,13 @@ def package_folder() -> Path:
     """
     spec = importlib.util.find_spec("gym_sokoban")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependency("needs the package gym-sokoban, which is not installed; install it: pip install gym-sokoban")
+        raise MissingDependency("gym-sokoban is not installed; install it: pip install gym-sokoban")
     return Path(spec.submodule_search_locations[0])
 
 
-def generate(seed: int, dim: tuple[int, int], num_boxes: int, search_depth: int) -> tuple[np.ndarray, np.ndarray] | None:
+def generate(
+    seed: int, dim: tuple[int, int], num_boxes: int, search_depth: int
+) -> tuple[np.ndarray, np.ndarray] | None:
     """One room as (fixed, state), int arrays of shape `dim` in gym-sokoban's numbering; None where it found no room."""
     module = _private_module(seed, search_depth)
     try:

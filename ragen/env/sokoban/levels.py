@@ -18,7 +18,7 @@ from ragen.env.sokoban.solver import bits, positions_by_length, shortest_solutio
 #: Most of the inner cells that may become walls; the share of each level is uniform between 0 and this.
 MAX_WALL_SHARE = 0.55
 #: A solution of n + 1 moves is drawn this much as often as one of n: many short levels, some long ones.
-LENGTH_DECAY = 0.9
+LENGTH_DECAY = 0.96
 #: Where the search backwards stops in big rooms with many boxes; it keeps the lengths that it has completed.
 MAX_POSITIONS = 20_000
 _TRIES = 200
