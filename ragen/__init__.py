@@ -1,0 +1,1 @@
+"""RAGEN: train LLM agents by reinforcement learning in multi-turn, stochastic environments."""

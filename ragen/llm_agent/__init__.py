@@ -1,0 +1,1 @@
+"""The three modules of the rollout: environment state manager, context manager, agent proxy."""

@@ -1,0 +1,208 @@
+"""The agent proxy: owns the loop `observe → generate → parse → step`, and nothing else.
+
+Every episode is its own coroutine, so a slow one holds up nobody. An episode that raises, or runs over a limit,
+ends as `failed`: it is counted and logged with its tag and seed, and never costs the step.
+
+`python -m ragen.llm_agent.agent_proxy` plays the validation panel and prints a table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable
+
+from ragen.env.isolation import EnvCrashed, EnvError, EnvTimeout
+from ragen.llm_agent.ctx_manager import ContextManager
+from ragen.llm_agent.es_manager import Episode, EnvStateManager, EpisodeTask, TurnOutcome
+from ragen.llm_agent.policy import Generation, GenerationError, Policy
+from ragen.llm_agent.seeds import sampler_seed
+from ragen.llm_agent.trajectory import Trajectory, TrajectoryBuilder, Turn
+
+logger = logging.getLogger(__name__)
+
+#: Called after every turn and at every end with the proxy's `Progress`.
+OnProgress = Callable[["Progress"], None]
+
+
+@dataclass
+class Progress:
+    """What a progress bar shows of a running rollout."""
+
+    episodes: int = 0
+    episodes_done: int = 0
+    turns_done: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling of a split: training's, or validation's `val_kwargs`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+class LLMAgentProxy:
+    """Plays episodes of one split with one policy.
+
+    Args:
+        es: environment state manager of the split.
+        ctx: context manager.
+        policy: the model, or a script.
+        sampling: temperature and truncation of the sampler.
+        generation_timeout_s: limit of one reply; None: no limit. A reply over it is cancelled, which aborts it in the engine.
+        on_progress: called after every turn and episode.
+    """
+
+    def __init__(
+        self,
+        es: EnvStateManager,
+        ctx: ContextManager,
+        policy: Policy,
+        *,
+        sampling: SamplingParams = SamplingParams(),
+        generation_timeout_s: float | None = None,
+        on_progress: OnProgress | None = None,
+    ):
+        self.es, self.ctx, self.policy, self.sampling = es, ctx, policy, sampling
+        self.generation_timeout_s, self._on_progress = generation_timeout_s, on_progress
+        self.progress = Progress()
+
+    async def rollout(self, tasks: Iterable[EpisodeTask] | None = None) -> list[Trajectory]:
+        """Play `tasks` (by default the split's first step), all at once; results in the order of the tasks."""
+        tasks = list(self.es.tasks() if tasks is None else tasks)
+        return list(await asyncio.gather(*(self.run_episode(task) for task in tasks)))
+
+    async def run_episode(self, task: EpisodeTask) -> Trajectory:
+        """Play one episode to its end. Never raises for a fault of the environment or of a generation."""
+        run = _EpisodeRun(task)
+        self.progress.episodes += 1
+        try:
+            async with self.es.episode(task) as episode:
+                await self._play(episode, run)
+        except EnvTimeout as error:
+            run.fail("env_timeout", error)
+        except EnvCrashed as error:
+            run.fail("env_crashed", error)
+        except EnvError as error:
+            run.fail("env_raised", error)
+        except GenerationError as error:
+            run.fail("generation_error", error)
+        except asyncio.TimeoutError:
+            run.fail("generation_timeout", f"no reply within generation_timeout_s={self.generation_timeout_s}")
+        finally:
+            self.progress.episodes_done += 1
+            self.progress.failed += run.status == "failed"
+            self._report()
+        return run.build()
+
+    async def _play(self, episode: Episode, run: "_EpisodeRun") -> None:
+        """The loop of one episode, at most `max_turn` replies."""
+        config, task = self.ctx.config, run.task
+        run.episode = episode
+        await episode.start()
+        policy = self.policy.bind(episode) if hasattr(self.policy, "bind") else self.policy
+        run.tokens.add_context(
+            self.ctx.initial_ids(episode.description, episode.observation, max_actions=episode.actions_left)
+        )
+        for turn in range(config.max_turn):
+            sampling = self.ctx.sampling(
+                len(run.tokens),
+                tag_limit=episode.spec.max_tokens,
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                top_k=self.sampling.top_k,
+                seed=sampler_seed(self.es.run_seed, task.seed, task.member, turn),
+            )
+            if sampling is None:
+                return run.end("context")
+            observation = episode.observation
+            generation = await self._generate(policy, run, sampling)
+            run.add_reply(generation)
+            text, parsed = self.ctx.parse(generation.token_ids)
+            outcome = await episode.step(parsed, config.max_actions_per_turn)
+            run.add_turn(observation, text, outcome)
+            self.progress.turns_done += 1
+            self._report()
+            if outcome.end_reason is not None:
+                return run.end(outcome.end_reason)
+            if turn + 1 == config.max_turn:
+                return run.end("max_turn")
+            run.tokens.next_turn()
+            run.tokens.add_context(
+                self.ctx.suffix_ids(
+                    generation.token_ids,
+                    outcome.observation,
+                    turn=turn + 1,
+                    reward=outcome.env_reward + outcome.penalty,
+                    actions_left=episode.actions_left,
+                    notes=outcome.notes,
+                )
+            )
+
+    async def _generate(self, policy: Policy, run: "_EpisodeRun", sampling: Any) -> Generation:
+        task = run.task
+        call = policy.generate(
+            list(run.tokens.token_ids), sampling, episode=f"{task.tag}-{task.seed}-{task.member}-{id(run):x}"
+        )
+        generation = await asyncio.wait_for(call, self.generation_timeout_s)
+        if not generation.token_ids:
+            raise GenerationError("the policy returned no token")
+        return generation
+
+    def _report(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+
+
+class _EpisodeRun:
+    """The growing record of one episode."""
+
+    def __init__(self, task: EpisodeTask):
+        self.task = task
+        self.tokens = TrajectoryBuilder()
+        self.turns: list[Turn] = []
+        self.rewards: list[float] = []
+        self.replies = 0
+        self.status, self.end_reason = "failed", "unknown"
+        self.episode: Episode | None = None
+        self.versions: list[int] = []
+
+    def add_reply(self, generation: Generation) -> None:
+        self.tokens.add_reply(generation.token_ids, generation.log_probs)
+        self.versions.extend(generation.model_version)
+        self.replies += 1
+
+    def add_turn(self, observation: str, reply: str, outcome: TurnOutcome) -> None:
+        reward = outcome.env_reward + outcome.penalty
+        self.rewards.append(reward)
+        self.turns.append(Turn(observation, reply, outcome.executed, reward, outcome.penalty, outcome.notes))
+
+    def end(self, reason: str) -> None:
+        if not self.replies:
+            raise GenerationError("the first prompt leaves no room for a reply: raise rollout.max_model_len")
+        self.status, self.end_reason = ("finished" if reason == "terminated" else "truncated"), reason
+
+    def fail(self, reason: str, cause: Any) -> None:
+        self.status, self.end_reason = "failed", reason
+        logger.warning("episode failed: %s seed %d member %d: %s", self.task.tag, self.task.seed, self.task.member, cause)
+
+    def build(self) -> Trajectory:
+        if self.replies > len(self.rewards):  # the environment broke on this reply
+            self.rewards.append(0.0)
+            self.turns.append(Turn("", "", (), 0.0, notes=("the environment failed on this reply",)))
+        return self.tokens.build(
+            turn_rewards=self.rewards,
+            turns=self.turns,
+            tag=self.task.tag,
+            group=self.task.group,
+            member=self.task.member,
+            seed=self.task.seed,
+            status=self.status,
+            end_reason=self.end_reason,
+            metrics=self.episode.metrics() if self.episode is not None else {},
+            model_version=(min(self.versions, default=0), max(self.versions, default=0)),
+        )

@@ -1,0 +1,30 @@
+"""Every random stream of a run, as a pure function of (run seed, group seed, member, turn).
+
+Results do not depend on batch order, worker count, or which episode finished first. No global RNG anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_LUCK, _SAMPLER = 1, 2  # distinct branches of the tree, so that no two streams coincide
+
+
+def _draw(*path: int) -> int:
+    """A 31-bit integer from the tree's node `path` (non-negative integers)."""
+    return int(np.random.SeedSequence(path).generate_state(1, np.uint32)[0] >> 1)
+
+
+def luck_seed(run_seed: int, group_seed: int, member: int) -> int:
+    """Seed of one member's own luck (slips, payouts) in an environment that starts from `group_seed`."""
+    return _draw(_LUCK, run_seed, group_seed, member)
+
+
+def sampler_seed(run_seed: int, group_seed: int, member: int, turn: int) -> int:
+    """Seed of the engine's sampler for one reply."""
+    return _draw(_SAMPLER, run_seed, group_seed, member, turn)
+
+
+def group_seed(base_seed: int, row: int) -> int:
+    """Environment seed of group `row` of the run (or of the panel): `base_seed + row`."""
+    return base_seed + row

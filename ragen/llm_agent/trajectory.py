@@ -1,0 +1,275 @@
+"""The one record between rollout and trainer: `Trajectory`, its invariants, and the training samples read off it.
+
+A trajectory is a list of token ids that only ever grows. Every token knows who wrote it (the policy or not) and
+in which turn; masks, turn ends and per-token rewards are read off those two columns, never searched for in text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Status = Literal["finished", "truncated", "failed"]
+STATUSES: tuple[str, ...] = ("finished", "truncated", "failed")
+
+#: Version of the JSON form of `Trajectory.to_json`.
+SCHEMA_VERSION = 1
+
+
+class TrajectoryError(ValueError):
+    """A broken invariant of a `Trajectory`; the message names it."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn said and did, for people: nothing here reaches the update."""
+
+    observation: str
+    """The environment's observation that the policy answered."""
+    reply: str
+    """The policy's reply, decoded, special tokens kept."""
+    actions: tuple[str, ...]
+    """Names of the actions that were executed, in order."""
+    reward: float
+    """Sum of the environment's rewards of this turn plus its format penalty."""
+    format_penalty: float = 0.0
+    """The part of `reward` that is a penalty (zero or negative)."""
+    notes: tuple[str, ...] = ()
+    """What the parser or a limit changed: unknown actions dropped, surplus actions not executed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One episode, token-exact. T tokens, K turns.
+
+    A turn k owns the tokens that the policy reads for it (the first prompt, or the suffix after reply k-1) and the
+    tokens that it then samples. An episode that failed before its first reply has K = 0 and only a prompt, or none.
+    """
+
+    token_ids: np.ndarray
+    """(T,) int64. Everything the policy read and wrote, in order."""
+    policy_mask: np.ndarray
+    """(T,) bool. True: this token was sampled by the policy."""
+    turn_ids: np.ndarray
+    """(T,) int64. The turn that reads (False above) or wrote (True above) the token; starts at 0, never falls."""
+    log_probs: np.ndarray
+    """(T,) float32, natural log. The sampler's log-probability of each sampled token; 0 elsewhere."""
+    turn_rewards: np.ndarray
+    """(K,) float64. Reward of each turn that has a reply."""
+    turns: tuple[Turn, ...]
+    """(K,) The same turns, as text."""
+    tag: str
+    """The entry of `config/envs.yaml`."""
+    group: int
+    """Number of the group within the rollout: members of a group start from the same state."""
+    member: int
+    """Number of this episode within its group."""
+    seed: int
+    """The group's environment seed: `reset(seed)`."""
+    status: Status = "finished"
+    """finished: the task ended. truncated: a limit ended it. failed: no part of the loss."""
+    end_reason: str = "terminated"
+    """terminated, env_truncated, max_turn, max_actions, context; or, when failed, what failed."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Episode metrics without the tag: success, num_actions, action_is_effective, action_is_valid, …"""
+    model_version: tuple[int, int] = (0, 0)
+    """Least and greatest weight version (training step) that sampled the episode's tokens."""
+
+    @property
+    def num_turns(self) -> int:
+        """K, the number of replies."""
+        return len(self.turn_rewards)
+
+    @property
+    def episode_return(self) -> float:
+        """The undiscounted return: the sum of all turn rewards."""
+        return float(self.turn_rewards.sum())
+
+    @property
+    def usable(self) -> bool:
+        """Whether the episode may be trained on and scored."""
+        return self.status != "failed"
+
+    def turn_ends(self) -> np.ndarray:
+        """(K,) int64. Index of the last sampled token of each turn."""
+        sampled = np.flatnonzero(self.policy_mask)
+        turn_of = self.turn_ids[sampled]
+        return sampled[np.searchsorted(turn_of, np.arange(self.num_turns), side="right") - 1]
+
+    def validate(self) -> "Trajectory":
+        """Check every invariant; returns self.
+
+        Raises:
+            TrajectoryError: names the episode, the invariant and the values that break it.
+        """
+        length = len(self.token_ids)
+        for name in ("token_ids", "policy_mask", "turn_ids", "log_probs"):
+            column = getattr(self, name)
+            if column.shape != (length,):
+                self._broken(f"{name} must have shape ({length},) like token_ids, has {column.shape}")
+        if self.policy_mask.dtype != np.bool_:
+            self._broken(f"policy_mask must be bool, is {self.policy_mask.dtype}")
+        if length and self.token_ids.min() < 0:
+            self._broken(f"token ids must be non-negative, least is {self.token_ids.min()}")
+        if length and (self.turn_ids[0] != 0 or (np.diff(self.turn_ids) < 0).any() or (np.diff(self.turn_ids) > 1).any()):
+            self._broken("turn_ids must start at 0 and rise by at most one")
+        if length and self.policy_mask[0]:
+            self._broken("the first token must not be the policy's: an episode starts with a prompt")
+        if len(self.turns) != self.num_turns:
+            self._broken(f"{len(self.turns)} turns as text but {self.num_turns} turn rewards")
+        if not np.isfinite(self.turn_rewards).all():
+            self._broken(f"turn rewards must be finite, are {self.turn_rewards.tolist()}")
+        sampled_turns = self.turn_ids[self.policy_mask]
+        if not np.array_equal(np.unique(sampled_turns), np.arange(self.num_turns)):
+            self._broken(
+                f"turns 0..{self.num_turns - 1} must each hold sampled tokens, sampled turns are {np.unique(sampled_turns)}"
+            )
+        starts = self.policy_mask[1:] & ~self.policy_mask[:-1]
+        if int(starts.sum()) != self.num_turns:
+            self._broken(f"each turn's sampled tokens must be one run: {int(starts.sum())} runs, {self.num_turns} turns")
+        if (self.log_probs[~self.policy_mask] != 0).any():
+            self._broken("log_probs must be 0 where the policy did not write")
+        own = self.log_probs[self.policy_mask]
+        if not np.isfinite(own).all() or (own > 1e-4).any():
+            self._broken("log_probs of sampled tokens must be finite and at most 0")
+        if self.status not in STATUSES:
+            self._broken(f"status must be one of {STATUSES}, is {self.status!r}")
+        if self.usable and self.num_turns == 0:
+            self._broken(f"an episode with status {self.status!r} must hold at least one reply")
+        return self
+
+    def _broken(self, what: str) -> None:
+        raise TrajectoryError(f"trajectory {self.tag} seed {self.seed} member {self.member}: {what}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict with `schema_version`; `from_json` reads it back exactly."""
+        record = asdict(self)
+        for name in ("token_ids", "policy_mask", "turn_ids", "log_probs", "turn_rewards"):
+            record[name] = getattr(self, name).tolist()
+        record["policy_mask"] = [int(bit) for bit in record["policy_mask"]]
+        return {"schema_version": SCHEMA_VERSION, **record, "return": self.episode_return}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "Trajectory":
+        """Read what `to_json` wrote.
+
+        Raises:
+            TrajectoryError: another schema version.
+        """
+        record = dict(record)
+        version = record.pop("schema_version", None)
+        if version != SCHEMA_VERSION:
+            raise TrajectoryError(f"schema_version {version!r} cannot be read, this release reads {SCHEMA_VERSION}")
+        record.pop("return")
+        for name, dtype in _COLUMNS.items():
+            record[name] = np.asarray(record[name], dtype=dtype)
+        record["turns"] = tuple(
+            Turn(**{**turn, "actions": tuple(turn["actions"]), "notes": tuple(turn["notes"])}) for turn in record["turns"]
+        )
+        record["model_version"] = tuple(record["model_version"])
+        return cls(**record).validate()
+
+
+_COLUMNS = {
+    "token_ids": np.int64,
+    "policy_mask": np.bool_,
+    "turn_ids": np.int64,
+    "log_probs": np.float32,
+    "turn_rewards": np.float64,
+}
+
+
+class TrajectoryBuilder:
+    """The only writer of token columns: ids, mask, turn ids and log-probs grow together in one place."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self._policy_mask: list[bool] = []
+        self._turn_ids: list[int] = []
+        self._log_probs: list[float] = []
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def add_context(self, ids: list[int]) -> None:
+        """Append tokens that the policy reads (prompt, or suffix after a reply) for the present turn."""
+        self._extend(ids, False, [0.0] * len(ids))
+
+    def add_reply(self, ids: list[int], log_probs: list[float]) -> None:
+        """Append one turn's sampled tokens with their log-probabilities (same length, at least one)."""
+        if not ids or len(ids) != len(log_probs):
+            raise TrajectoryError(f"a reply needs as many log-probs as ids and at least one: {len(ids)}, {len(log_probs)}")
+        self._extend(ids, True, log_probs)
+
+    def next_turn(self) -> None:
+        """What follows belongs to the next turn."""
+        self._turn += 1
+
+    def _extend(self, ids: list[int], by_policy: bool, log_probs: list[float]) -> None:
+        self.token_ids.extend(ids)
+        self._policy_mask.extend([by_policy] * len(ids))
+        self._turn_ids.extend([self._turn] * len(ids))
+        self._log_probs.extend(log_probs)
+
+    def build(self, *, turn_rewards: list[float], turns: list[Turn], **identity: Any) -> Trajectory:
+        """Freeze and check. `identity`: the remaining fields of `Trajectory`."""
+        return Trajectory(
+            token_ids=np.asarray(self.token_ids, dtype=np.int64),
+            policy_mask=np.asarray(self._policy_mask, dtype=np.bool_),
+            turn_ids=np.asarray(self._turn_ids, dtype=np.int64),
+            log_probs=np.asarray(self._log_probs, dtype=np.float32),
+            turn_rewards=np.asarray(turn_rewards, dtype=np.float64),
+            turns=tuple(turns),
+            **identity,
+        ).validate()
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSample:
+    """One row of the update: P prompt tokens, R response tokens."""
+
+    prompt_ids: np.ndarray
+    """(P,) int64. Everything before the first sampled token."""
+    response_ids: np.ndarray
+    """(R,) int64. From the first sampled token to the last one."""
+    response_mask: np.ndarray
+    """(R,) int64. 1: carries loss."""
+    turn_ids: np.ndarray
+    """(R,) int64. Turn of each token."""
+    rewards: np.ndarray
+    """(R,) float32. Each reward sits on a sampled token; the sum is the episode's return."""
+    log_probs: np.ndarray
+    """(R,) float32. The sampler's log-probabilities; 0 on tokens that it did not sample."""
+
+
+def full_sample(trajectory: Trajectory, *, use_turn_scores: bool, mask_all_after_prompt: bool = False) -> TrainingSample:
+    """The one sample of an episode in context mode `full`.
+
+    Args:
+        trajectory: a usable episode.
+        use_turn_scores: True: each turn's reward sits on that turn's last sampled token. False: the return sits on
+            the episode's last sampled token.
+        mask_all_after_prompt: True: every token after the first prompt carries loss (`enable_response_mask: False`);
+            the default is exactly the sampled tokens.
+    """
+    if not trajectory.usable:
+        raise TrajectoryError(f"{trajectory.tag} seed {trajectory.seed}: a failed episode has no training sample")
+    ends = trajectory.turn_ends()
+    first, stop = int(np.argmax(trajectory.policy_mask)), int(ends[-1]) + 1
+    rewards = np.zeros(len(trajectory.token_ids), dtype=np.float32)
+    if use_turn_scores:
+        rewards[ends] = trajectory.turn_rewards
+    else:
+        rewards[ends[-1]] = trajectory.episode_return
+    mask = np.ones(stop - first, dtype=np.int64) if mask_all_after_prompt else trajectory.policy_mask[first:stop].astype(np.int64)
+    return TrainingSample(
+        prompt_ids=trajectory.token_ids[:first],
+        response_ids=trajectory.token_ids[first:stop],
+        response_mask=mask,
+        turn_ids=trajectory.turn_ids[first:stop],
+        rewards=rewards[first:stop],
+        log_probs=trajectory.log_probs[first:stop],
+    )
