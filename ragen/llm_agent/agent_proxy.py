@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import Any, Callable, Iterable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 from ragen.env.isolation import EnvCrashed, EnvError, EnvTimeout
 from ragen.llm_agent.ctx_manager import ContextManager
-from ragen.llm_agent.es_manager import Episode, EnvStateManager, EpisodeTask, TurnOutcome
-from ragen.llm_agent.policy import Generation, GenerationError, Policy
+from ragen.llm_agent.es_manager import EnvStateManager, Episode, EpisodeTask, TurnOutcome
+from ragen.llm_agent.policy import Generation, GenerationError, GenerationTimeout, Policy
 from ragen.llm_agent.seeds import sampler_seed
 from ragen.llm_agent.trajectory import Trajectory, TrajectoryBuilder, Turn
 
 logger = logging.getLogger(__name__)
-
-#: Called after every turn and at every end with the proxy's `Progress`.
-OnProgress = Callable[["Progress"], None]
 
 
 @dataclass
@@ -34,6 +33,22 @@ class Progress:
     episodes_done: int = 0
     turns_done: int = 0
     failed: int = 0
+    running: dict[EpisodeTask, float] = field(default_factory=dict)
+    """Episodes being played → `time.monotonic()` of their start."""
+    on_change: Callable[[Progress], None] | None = None
+    """Called after every turn and every episode."""
+
+    def changed(self) -> None:
+        """Tell whoever watches."""
+        if self.on_change is not None:
+            self.on_change(self)
+
+    def slowest(self) -> str:
+        """Tag, seed and age of the episode that has been running longest; empty when none runs."""
+        if not self.running:
+            return ""
+        task, since = min(self.running.items(), key=lambda item: item[1])
+        return f"{task.tag} seed {task.seed} {time.monotonic() - since:.0f}s"
 
 
 @dataclass(frozen=True)
@@ -53,8 +68,9 @@ class LLMAgentProxy:
         ctx: context manager.
         policy: the model, or a script.
         sampling: temperature and truncation of the sampler.
-        generation_timeout_s: limit of one reply; None: no limit. A reply over it is cancelled, which aborts it in the engine.
-        on_progress: called after every turn and episode.
+        generation_timeout_s: limit of one reply; None: no limit. A reply over it is cancelled, which aborts it in the
+            engine.
+        episode_timeout_s: limit of a whole episode; None: no limit.
     """
 
     def __init__(
@@ -65,10 +81,10 @@ class LLMAgentProxy:
         *,
         sampling: SamplingParams = SamplingParams(),
         generation_timeout_s: float | None = None,
-        on_progress: OnProgress | None = None,
+        episode_timeout_s: float | None = None,
     ):
         self.es, self.ctx, self.policy, self.sampling = es, ctx, policy, sampling
-        self.generation_timeout_s, self._on_progress = generation_timeout_s, on_progress
+        self.generation_timeout_s, self.episode_timeout_s = generation_timeout_s, episode_timeout_s
         self.progress = Progress()
 
     async def rollout(self, tasks: Iterable[EpisodeTask] | None = None) -> list[Trajectory]:
@@ -81,25 +97,32 @@ class LLMAgentProxy:
         run = _EpisodeRun(task)
         self.progress.episodes += 1
         try:
-            async with self.es.episode(task) as episode:
-                await self._play(episode, run)
+            await self._hold_and_play(run)
         except EnvTimeout as error:
             run.fail("env_timeout", error)
         except EnvCrashed as error:
             run.fail("env_crashed", error)
         except EnvError as error:
             run.fail("env_raised", error)
+        except GenerationTimeout as error:
+            run.fail("generation_timeout", error)
         except GenerationError as error:
             run.fail("generation_error", error)
         except asyncio.TimeoutError:
-            run.fail("generation_timeout", f"no reply within generation_timeout_s={self.generation_timeout_s}")
+            run.fail("episode_timeout", f"not over within agent_proxy.episode_timeout_s={self.episode_timeout_s}")
         finally:
+            self.progress.running.pop(task, None)
             self.progress.episodes_done += 1
             self.progress.failed += run.status == "failed"
-            self._report()
+            self.progress.changed()
         return run.build()
 
-    async def _play(self, episode: Episode, run: "_EpisodeRun") -> None:
+    async def _hold_and_play(self, run: _EpisodeRun) -> None:
+        async with self.es.episode(run.task) as episode:  # waiting for a free worker is not the episode's own time
+            self.progress.running[run.task] = time.monotonic()
+            await asyncio.wait_for(self._play(episode, run), self.episode_timeout_s)
+
+    async def _play(self, episode: Episode, run: _EpisodeRun) -> None:
         """The loop of one episode, at most `max_turn` replies."""
         config, task = self.ctx.config, run.task
         run.episode = episode
@@ -126,7 +149,7 @@ class LLMAgentProxy:
             outcome = await episode.step(parsed, config.max_actions_per_turn)
             run.add_turn(observation, text, outcome)
             self.progress.turns_done += 1
-            self._report()
+            self.progress.changed()
             if outcome.end_reason is not None:
                 return run.end(outcome.end_reason)
             if turn + 1 == config.max_turn:
@@ -143,19 +166,20 @@ class LLMAgentProxy:
                 )
             )
 
-    async def _generate(self, policy: Policy, run: "_EpisodeRun", sampling: Any) -> Generation:
+    async def _generate(self, policy: Policy, run: _EpisodeRun, sampling: Any) -> Generation:
         task = run.task
         call = policy.generate(
             list(run.tokens.token_ids), sampling, episode=f"{task.tag}-{task.seed}-{task.member}-{id(run):x}"
         )
-        generation = await asyncio.wait_for(call, self.generation_timeout_s)
+        try:
+            generation = await asyncio.wait_for(call, self.generation_timeout_s)
+        except asyncio.TimeoutError:
+            raise GenerationTimeout(
+                f"no reply within agent_proxy.generation_timeout_s={self.generation_timeout_s}"
+            ) from None
         if not generation.token_ids:
             raise GenerationError("the policy returned no token")
         return generation
-
-    def _report(self) -> None:
-        if self._on_progress is not None:
-            self._on_progress(self.progress)
 
 
 class _EpisodeRun:
@@ -188,7 +212,9 @@ class _EpisodeRun:
 
     def fail(self, reason: str, cause: Any) -> None:
         self.status, self.end_reason = "failed", reason
-        logger.warning("episode failed: %s seed %d member %d: %s", self.task.tag, self.task.seed, self.task.member, cause)
+        logger.warning(
+            "episode failed: %s seed %d member %d: %s", self.task.tag, self.task.seed, self.task.member, cause
+        )
 
     def build(self) -> Trajectory:
         if self.replies > len(self.rewards):  # the environment broke on this reply

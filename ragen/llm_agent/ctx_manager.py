@@ -8,8 +8,9 @@ token in, token out.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping
+from typing import Any
 
 import jinja2
 
@@ -123,7 +124,16 @@ class ContextManager:
         user = "\n".join([*self._rules(description, max_actions), self._state(0, observation, max_actions)])
         return self._encode(self._render(self._messages(user)))
 
-    def suffix_ids(self, reply_ids: list[int], observation: str, *, turn: int, reward: float, actions_left: int, notes: tuple[str, ...]) -> list[int]:
+    def suffix_ids(
+        self,
+        reply_ids: list[int],
+        observation: str,
+        *,
+        turn: int,
+        reward: float,
+        actions_left: int,
+        notes: tuple[str, ...],
+    ) -> list[int]:
         """Token ids that follow a reply: its end token unless sampled, the next state, the opening of the next reply.
 
         Args:
@@ -144,7 +154,9 @@ class ContextManager:
         ]
         rendered = self._render(messages)
         if rendered.count(_REPLY) != 1:
-            raise ValueError("the chat template does not keep an assistant message verbatim; no suffix can be read off it")
+            raise ValueError(
+                "the chat template does not keep an assistant message verbatim; no suffix can be read off it"
+            )
         ids = self._encode(rendered.split(_REPLY)[1])
         # The end of turn was sampled already where the reply's last id is the one that the template puts first.
         return ids[1:] if reply_ids[-1] == ids[0] else ids
@@ -211,7 +223,11 @@ class ContextManager:
         answer = f" {self.config.action_sep} ".join(actions)
         text = f"{think}<answer>{answer}</answer>"
         rendered = self._render(
-            [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}, {"role": "user", "content": "x"}]
+            [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": _REPLY},
+                {"role": "user", "content": "x"},
+            ]
         )
         return self._encode(text) + self._encode(rendered.split(_REPLY)[1])[:1]
 

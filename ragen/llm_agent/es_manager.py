@@ -5,9 +5,10 @@ One `Episode` is one environment between `reset` and its end. The batch-wise cal
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, AsyncIterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class Split:
     """Groups of each tag; they sum to `env_groups`."""
 
     @classmethod
-    def from_config(cls, node: Mapping[str, Any]) -> "Split":
+    def from_config(cls, node: Mapping[str, Any]) -> Split:
         """Read an `es_manager` node whose `n_groups` is already resolved.
 
         Raises:
@@ -247,7 +248,9 @@ class EnvStateManager:
         for tag, spec in self.specs.items():
             episodes, workers = sum(task.tag == tag for task in tasks), self._workers(spec)
             if episodes > workers:
-                raise ValueError(f"custom_envs.{tag}.max_workers is {workers}, batch-wise calls hold {episodes} at once")
+                raise ValueError(
+                    f"custom_envs.{tag}.max_workers is {workers}, batch-wise calls hold {episodes} at once"
+                )
         self._batch = AsyncExitStack()
         self._episodes = [await self._batch.enter_async_context(self.episode(task)) for task in tasks]
         for episode in self._episodes:

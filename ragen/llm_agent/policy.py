@@ -6,8 +6,9 @@ API and the scripts below all look the same to the agent proxy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -49,6 +50,10 @@ class GenerationError(RuntimeError):
     """The policy gave no usable reply; the message says why. Costs its own episode."""
 
 
+class GenerationTimeout(GenerationError):
+    """The reply took longer than its limit."""
+
+
 class Policy(Protocol):
     """Anything that continues a token sequence."""
 
@@ -79,10 +84,10 @@ class ScriptedPolicy:
         context: formats and tokenises the reply as a model would write it.
     """
 
-    def __init__(self, script: Script, context: "ContextManager"):
+    def __init__(self, script: Script, context: ContextManager):
         self._script, self._context = script, context
 
-    def bind(self, episode: "Episode") -> Policy:
+    def bind(self, episode: Episode) -> Policy:
         """The policy of one episode; the agent proxy calls it once per episode."""
         return _BoundScript(self._script, self._context, episode)
 
@@ -90,8 +95,8 @@ class ScriptedPolicy:
 @dataclass
 class _BoundScript:
     script: Script
-    context: "ContextManager"
-    episode: "Episode"
+    context: ContextManager
+    episode: Episode
 
     async def generate(self, prompt_ids, sampling, images=None, episode="") -> Generation:
         actions = await self.script(self.episode, np.random.default_rng(sampling.seed))
@@ -99,14 +104,14 @@ class _BoundScript:
         return Generation(ids, [0.0] * len(ids))
 
 
-async def random_actions(episode: "Episode", rng: np.random.Generator) -> list[str]:
+async def random_actions(episode: Episode, rng: np.random.Generator) -> list[str]:
     """One uniformly drawn action."""
     if not episode.description.actions:
         raise GenerationError(f"{episode.tag} takes free text: no random action can be drawn")
     return [str(rng.choice(episode.description.actions))]
 
 
-async def oracle_actions(episode: "Episode", rng: np.random.Generator) -> list[str]:
+async def oracle_actions(episode: Episode, rng: np.random.Generator) -> list[str]:
     """One best action; a random one where the environment knows none (a lost position)."""
     return [await episode.oracle_action() or (await random_actions(episode, rng))[0]]
 
@@ -114,7 +119,7 @@ async def oracle_actions(episode: "Episode", rng: np.random.Generator) -> list[s
 def mixed_actions(skill: float) -> Script:
     """The oracle's action with probability `skill`, else a random one: scripted play of middling skill."""
 
-    async def script(episode: "Episode", rng: np.random.Generator) -> list[str]:
+    async def script(episode: Episode, rng: np.random.Generator) -> list[str]:
         play = oracle_actions if rng.random() < skill else random_actions
         return await play(episode, rng)
 

@@ -98,7 +98,7 @@ class Trajectory:
         turn_of = self.turn_ids[sampled]
         return sampled[np.searchsorted(turn_of, np.arange(self.num_turns), side="right") - 1]
 
-    def validate(self) -> "Trajectory":
+    def validate(self) -> Trajectory:
         """Check every invariant; returns self.
 
         Raises:
@@ -113,7 +113,9 @@ class Trajectory:
             self._broken(f"policy_mask must be bool, is {self.policy_mask.dtype}")
         if length and self.token_ids.min() < 0:
             self._broken(f"token ids must be non-negative, least is {self.token_ids.min()}")
-        if length and (self.turn_ids[0] != 0 or (np.diff(self.turn_ids) < 0).any() or (np.diff(self.turn_ids) > 1).any()):
+        if length and (
+            self.turn_ids[0] != 0 or (np.diff(self.turn_ids) < 0).any() or (np.diff(self.turn_ids) > 1).any()
+        ):
             self._broken("turn_ids must start at 0 and rise by at most one")
         if length and self.policy_mask[0]:
             self._broken("the first token must not be the policy's: an episode starts with a prompt")
@@ -128,7 +130,9 @@ class Trajectory:
             )
         starts = self.policy_mask[1:] & ~self.policy_mask[:-1]
         if int(starts.sum()) != self.num_turns:
-            self._broken(f"each turn's sampled tokens must be one run: {int(starts.sum())} runs, {self.num_turns} turns")
+            self._broken(
+                f"each turn's sampled tokens must be one run: {int(starts.sum())} runs, {self.num_turns} turns"
+            )
         if (self.log_probs[~self.policy_mask] != 0).any():
             self._broken("log_probs must be 0 where the policy did not write")
         own = self.log_probs[self.policy_mask]
@@ -152,7 +156,7 @@ class Trajectory:
         return {"schema_version": SCHEMA_VERSION, **record, "return": self.episode_return}
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "Trajectory":
+    def from_json(cls, record: dict[str, Any]) -> Trajectory:
         """Read what `to_json` wrote.
 
         Raises:
@@ -166,7 +170,8 @@ class Trajectory:
         for name, dtype in _COLUMNS.items():
             record[name] = np.asarray(record[name], dtype=dtype)
         record["turns"] = tuple(
-            Turn(**{**turn, "actions": tuple(turn["actions"]), "notes": tuple(turn["notes"])}) for turn in record["turns"]
+            Turn(**{**turn, "actions": tuple(turn["actions"]), "notes": tuple(turn["notes"])})
+            for turn in record["turns"]
         )
         record["model_version"] = tuple(record["model_version"])
         return cls(**record).validate()
@@ -201,7 +206,9 @@ class TrajectoryBuilder:
     def add_reply(self, ids: list[int], log_probs: list[float]) -> None:
         """Append one turn's sampled tokens with their log-probabilities (same length, at least one)."""
         if not ids or len(ids) != len(log_probs):
-            raise TrajectoryError(f"a reply needs as many log-probs as ids and at least one: {len(ids)}, {len(log_probs)}")
+            raise TrajectoryError(
+                f"a reply needs as many log-probs as ids and at least one: {len(ids)}, {len(log_probs)}"
+            )
         self._extend(ids, True, log_probs)
 
     def next_turn(self) -> None:
@@ -245,7 +252,9 @@ class TrainingSample:
     """(R,) float32. The sampler's log-probabilities; 0 on tokens that it did not sample."""
 
 
-def full_sample(trajectory: Trajectory, *, use_turn_scores: bool, mask_all_after_prompt: bool = False) -> TrainingSample:
+def full_sample(
+    trajectory: Trajectory, *, use_turn_scores: bool, mask_all_after_prompt: bool = False
+) -> TrainingSample:
     """The one sample of an episode in context mode `full`.
 
     Args:
@@ -264,7 +273,11 @@ def full_sample(trajectory: Trajectory, *, use_turn_scores: bool, mask_all_after
         rewards[ends] = trajectory.turn_rewards
     else:
         rewards[ends[-1]] = trajectory.episode_return
-    mask = np.ones(stop - first, dtype=np.int64) if mask_all_after_prompt else trajectory.policy_mask[first:stop].astype(np.int64)
+    mask = (
+        np.ones(stop - first, dtype=np.int64)
+        if mask_all_after_prompt
+        else trajectory.policy_mask[first:stop].astype(np.int64)
+    )
     return TrainingSample(
         prompt_ids=trajectory.token_ids[:first],
         response_ids=trajectory.token_ids[first:stop],

@@ -1,0 +1,144 @@
+"""Starts a run: Ray, veRL's task runner with RAGEN's trainer, signals, and the end of every process.
+
+On a CPU the task runner lives in this process: one import of torch and veRL less, and progress bars and signals reach
+it directly. On GPUs it is veRL's own Ray actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def run(config: DictConfig) -> int:
+    """Train as `config` (from `ragen.config.to_verl`) says; blocks until the end.
+
+    Returns:
+        The process's exit code: 0 when finished, or stopped by a signal with the state saved.
+    """
+    _prepare_environment(config)
+    local = config.trainer.device == "cpu"
+    with _stop_file(config.ragen.run_dir):
+        if local:
+            _run_here(config)
+        else:
+            _run_as_actor(config)
+    return 0
+
+
+def _prepare_environment(config: DictConfig) -> None:
+    """What must be set before torch, veRL and vLLM are imported anywhere."""
+    if config.ragen.cuda_visible_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(config.ragen.cuda_visible_devices)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    backends = config.trainer.logger
+    run_dir = config.ragen.run_dir
+    if run_dir is not None:
+        os.environ.setdefault("TENSORBOARD_DIR", str(Path(run_dir) / "tensorboard"))
+        if "wandb" in backends:
+            os.environ.setdefault("WANDB_DIR", str(run_dir))
+            # veRL calls wandb.init plainly: the id makes a resumed run continue its curve
+            os.environ.setdefault("WANDB_RUN_ID", _wandb_id(Path(run_dir)))
+            os.environ.setdefault("WANDB_RESUME", "allow")
+    if "wandb" in backends and not _wandb_key() and os.environ.get("WANDB_MODE") is None:
+        os.environ["WANDB_MODE"] = "offline"
+        print("wandb: no API key found; logging offline (`wandb login`, or `wandb sync` the folder later)")
+
+
+def _wandb_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    with contextlib.suppress(OSError):
+        return "api.wandb.ai" in netrc.read_text()
+    return False
+
+
+def _wandb_id(run_dir: Path) -> str:
+    path = run_dir / "wandb_id.txt"
+    if not path.exists():
+        path.write_text(os.urandom(4).hex())
+    return path.read_text().strip()
+
+
+@contextlib.contextmanager
+def _stop_file(run_dir: str | None) -> Iterator[None]:
+    """SIGTERM and SIGUSR1 ask the trainer, wherever it runs, to save and end: it looks for the file between polls."""
+    from ragen.trainer.stop import STOP_FILE
+
+    if run_dir is None:
+        yield
+        return
+    path = Path(run_dir) / STOP_FILE
+    path.unlink(missing_ok=True)
+
+    def request_stop(signum: int, frame: Any) -> None:
+        path.touch()
+        os.write(2, f"\n{signal.Signals(signum).name}: saving, then ending\n".encode())
+
+    previous = {number: signal.signal(number, request_stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        path.unlink(missing_ok=True)
+
+
+def _run_here(config: DictConfig) -> None:
+    """The task runner in this process, on a Ray of its own."""
+    import ray
+    from omegaconf import OmegaConf
+
+    started = time.monotonic()
+    ray_init: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
+    address = ray_init.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
+    runtime_env = ray_init.pop("runtime_env", None) or {}
+    runtime_env = {**runtime_env, "env_vars": {**_worker_environment(), **runtime_env.get("env_vars", {})}}
+    # `local` never joins another run's Ray
+    ray.init(address=address, runtime_env=runtime_env, log_to_driver=True, **ray_init)
+    try:
+        from ragen.trainer.task_runner import RagenTaskRunner
+
+        logger.info("Ray and imports: %.0f s", time.monotonic() - started)
+        RagenTaskRunner().run(config)
+    finally:
+        ray.shutdown()
+
+
+def _worker_environment() -> dict[str, str]:
+    """Environment variables of every Ray worker, in veRL's terms plus what its start-up sets."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    return {**get_ppo_ray_runtime_env(None).get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1"}
+
+
+def _run_as_actor(config: DictConfig) -> None:
+    """veRL's own layout: the task runner is an actor."""
+    import ray
+    from verl.trainer.main_ppo import run_ppo
+
+    from ragen.trainer.task_runner import RagenTaskRunner
+
+    try:
+        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(RagenTaskRunner))
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit("start a run with `python train.py --config-name quickstart`")

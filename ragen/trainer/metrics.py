@@ -1,0 +1,77 @@
+"""What a step or a panel did, as numbers: pure functions from trajectories to metrics.
+
+| metric (`train/` or `val-env/` before it) | meaning |
+|---|---|
+| `<tag>/success` | share of episodes that solved their task |
+| `<tag>/return` | mean undiscounted return |
+| `<tag>/pass@<k>` | share of groups of k members with at least one success |
+| `<tag>/num_actions`, `<tag>/num_turns` | actions executed and replies given, per episode |
+| `<tag>/action_is_effective`, `<tag>/action_is_valid` | share of executed actions that changed the state; share of asked actions that exist |
+| `<tag>/format_faults` | turns per episode that cost a format penalty |
+| `<tag>/non-zero/<key>` | share of episodes in which `<key>` is not 0 |
+| `response_length` | sampled tokens per episode |
+| `episodes`, `failed/<reason>`, `ended/<reason>` | counts; failed episodes enter no other metric |
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from ragen.llm_agent.trajectory import Trajectory
+
+
+def episode_metrics(trajectories: Sequence[Trajectory], *, group_size: int) -> dict[str, float]:
+    """Metrics of a set of episodes, without a prefix; see the table at the top of this file."""
+    usable = [t for t in trajectories if t.usable]
+    metrics: dict[str, float] = {"episodes": float(len(trajectories))}
+    for t in trajectories:
+        key = f"{'ended' if t.usable else 'failed'}/{t.end_reason}"
+        metrics[key] = metrics.get(key, 0.0) + 1.0
+    metrics["failed"] = float(len(trajectories) - len(usable))
+    if usable:
+        metrics["response_length"] = float(np.mean([t.policy_mask.sum() for t in usable]))
+    by_tag: dict[str, list[Trajectory]] = defaultdict(list)
+    for t in usable:
+        by_tag[t.tag].append(t)
+    for tag, episodes in by_tag.items():
+        values: dict[str, list[float]] = defaultdict(list)
+        for t in episodes:
+            values["return"].append(t.episode_return)
+            values["num_turns"].append(float(t.num_turns))
+            for key, value in t.metrics.items():
+                values[key].append(value)
+        for key, column in values.items():
+            metrics[f"{tag}/{key}"] = float(np.mean(column))
+            metrics[f"{tag}/non-zero/{key}"] = float(np.mean([value != 0 for value in column]))
+        if group_size > 1:
+            solved: dict[int, bool] = defaultdict(bool)
+            for t in episodes:
+                solved[t.group] |= t.metrics["success"] > 0
+            metrics[f"{tag}/pass@{group_size}"] = float(np.mean(list(solved.values())))
+    return metrics
+
+
+def successes(trajectories: Sequence[Trajectory]) -> dict[tuple[str, int, int], float]:
+    """(tag, seed, member) → 1.0 where the episode solved its task, 0.0 where not or where it failed."""
+    return {(t.tag, t.seed, t.member): t.metrics.get("success", 0.0) if t.usable else 0.0 for t in trajectories}
+
+
+def paired_difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of `after - before` over the same episodes, with the ends of its 95 % normal interval.
+
+    Args:
+        before, after: one value per episode, in the same order; at least two.
+    """
+    difference = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    mean = float(difference.mean())
+    half = 1.96 * float(difference.std(ddof=1)) / np.sqrt(len(difference))
+    return mean, mean - half, mean + half
+
+
+def failure_summary(trajectories: Sequence[Trajectory]) -> str:
+    """One line that counts failed episodes by tag and reason; empty when none failed."""
+    counts = Counter((t.tag, t.end_reason) for t in trajectories if not t.usable)
+    return ", ".join(f"{count} {tag} {reason}" for (tag, reason), count in sorted(counts.items()))

@@ -1,0 +1,229 @@
+"""veRL's agent-loop-manager door: the agent proxy plays a step's groups and puts their samples into TransferQueue.
+
+Episodes run as coroutines on one event loop in a thread of the trainer's process, so that the trainer can wait, save
+or stop meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from ragen.env.registry import load_specs
+from ragen.llm_agent.agent_proxy import LLMAgentProxy, SamplingParams
+from ragen.llm_agent.ctx_manager import ContextManager
+from ragen.llm_agent.es_manager import EnvStateManager, Split
+from ragen.llm_agent.policy import Policy
+from ragen.llm_agent.trajectory import TrainingSample, Trajectory
+from ragen.trainer.llm_client import VerlPolicy
+from ragen.trainer.progress import RolloutBar
+from ragen.trainer.settings import context_config, train_sampling, val_sampling
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that cancelled episodes get to give back their environments and abort their replies.
+CANCEL_GRACE_S = 10.0
+
+
+class RagenAgentLoopManager:
+    """Plays training groups in the background and the validation panel on call.
+
+    Args:
+        config: veRL's config with the node `ragen`.
+        tokenizer: the policy's tokenizer.
+        policy: what plays.
+    """
+
+    def __init__(self, config: DictConfig, tokenizer: Any, policy: Policy):
+        own = config.ragen
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="agent-proxy", daemon=True)
+        self._thread.start()
+        self.ctx = ContextManager(tokenizer, context_config(own))
+        specs = load_specs(own.custom_envs)
+        limits = {"generation_timeout_s": own.generation_timeout_s, "episode_timeout_s": own.episode_timeout_s}
+        self._proxies: dict[str, LLMAgentProxy] = {}
+        for side, sampling in (("train", train_sampling(config)), ("val", val_sampling(config))):
+            es = EnvStateManager(
+                specs,
+                Split.from_config(own.es_manager[side]),
+                run_seed=own.seed.train if side == "train" else own.seed.val,
+                base_seed=own.seed[side],
+                format_penalty=own.es_manager.format_penalty,
+            )
+            self._proxies[side] = LLMAgentProxy(es, self.ctx, policy, sampling=SamplingParams(**sampling), **limits)
+        self._groups: list[Future] = []
+        self._bar: RolloutBar | None = None
+
+    @classmethod
+    def create(cls, config, llm_client, teacher_client=None, reward_loop_worker_handles=None):
+        """veRL's constructor. Rewards come from the environments; there is no teacher."""
+        from verl.utils import hf_tokenizer
+
+        tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
+        return cls(config, tokenizer, VerlPolicy(llm_client))
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def generate_sequences(self, batch) -> None:
+        """Start the groups of one step and return at once; see `take` for their episodes.
+
+        Args:
+            batch: TensorDict with `row` and `uid` per group and `global_steps`.
+        """
+        rows, uids = _column(batch, "row"), _column(batch, "uid")
+        step = int(_scalar(batch, "global_steps"))
+        proxy = self._proxies["train"]
+        total = len(rows) * proxy.es.split.group_size
+        self._bar = RolloutBar(f"step {step} rollout", total, proxy)
+        self._groups.extend(self._submit(self._group(int(row), uid, step)) for row, uid in zip(rows, uids, strict=True))
+
+    def take(self) -> list[Trajectory]:
+        """Every episode started since the last call, failed ones included; waits for those still running."""
+        groups, self._groups = self._groups, []
+        trajectories = [trajectory for group in groups for trajectory in group.result()]
+        if self._bar is not None:
+            self._bar.close()
+        return trajectories
+
+    def raise_if_broken(self) -> None:
+        """Raise what a group raised: a fault of ours, never of an environment or a generation."""
+        for group in self._groups:
+            if group.done() and group.exception() is not None:
+                raise group.exception()
+
+    def abandon(self) -> None:
+        """Cancel every running episode: its reply is aborted in the engine, its environment given back."""
+        running = [group for group in self._groups if not group.done()]
+        for group in running:
+            group.cancel()
+        if running:
+            self._submit(_settle(self._loop)).result(CANCEL_GRACE_S)
+        self._groups = []
+        if self._bar is not None:
+            self._bar.close()
+
+    async def _group(self, row: int, uid: str, step: int) -> list[Trajectory]:
+        await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
+        proxy = self._proxies["train"]
+        trajectories = await proxy.rollout(proxy.es.group_tasks(row))
+        keys, fields, tags = [], [], []
+        for trajectory in trajectories:
+            if not trajectory.usable:
+                continue
+            for index, sample in enumerate(self.ctx.formulate(trajectory)):
+                keys.append(f"{uid}_{trajectory.member}_{index}")
+                fields.append(sample_fields(sample, trajectory, uid))
+                tags.append(sample_tag(sample, trajectory, step))
+        if keys:
+            await tq.async_kv_batch_put(
+                keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train"
+            )
+        # A group with any usable episode is trained on; veRL's async modes would evict a failed one whole.
+        status = {"status": "finished" if keys else "failure"}
+        await tq.async_kv_put(key=uid, partition_id="train", tag=status)
+        return trajectories
+
+    # --- validation -------------------------------------------------------------------------------
+
+    def validate(self, rounds: int = 1) -> list[Trajectory]:
+        """Play the validation panel `rounds` times (`trainer.validation_steps`); round r plays its r-th set of seeds."""
+        proxy = self._proxies["val"]
+        split = proxy.es.split
+        trajectories: list[Trajectory] = []
+        for index in range(rounds):
+            tasks = proxy.es.tasks(index * split.env_groups)
+            with RolloutBar("validation", len(tasks), proxy):
+                trajectories += self._submit(proxy.rollout(tasks)).result()
+        return trajectories
+
+    # --- housekeeping -----------------------------------------------------------------------------
+
+    def group_size(self, side: str) -> int:
+        """Members of a group: `es_manager.<side>.group_size`."""
+        return self._proxies[side].es.split.group_size
+
+    def counters(self) -> dict[str, float]:
+        """Hangs, crashes and live workers of the training environments."""
+        return self._proxies["train"].es.counters()
+
+    def close(self) -> None:
+        """Cancel what runs, end every environment worker, stop the loop. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        self.abandon()
+        for proxy in self._proxies.values():
+            proxy.es.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CANCEL_GRACE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _submit(self, coroutine) -> Future:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+
+async def _settle(loop: asyncio.AbstractEventLoop) -> None:
+    """Wait until every other task of the loop has ended."""
+    others = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def sample_fields(sample: TrainingSample, trajectory: Trajectory, uid: str) -> dict[str, Any]:
+    """One sample as veRL's record in TransferQueue; P prompt tokens, R response tokens.
+
+    prompts (P,), responses (R,), input_ids and position_ids (P+R,) int64; response_mask and loss_mask (R,) int64;
+    rm_scores and rollout_log_probs (R,) float32.
+    """
+    prompts, responses = torch.from_numpy(sample.prompt_ids), torch.from_numpy(sample.response_ids)
+    mask = torch.from_numpy(sample.response_mask)
+    return {
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": torch.cat([prompts, responses]),
+        "position_ids": torch.arange(len(prompts) + len(responses)),
+        "response_mask": mask,
+        "loss_mask": mask.clone(),
+        "rm_scores": torch.from_numpy(sample.rewards),
+        "rollout_log_probs": torch.from_numpy(sample.log_probs),
+        "uid": uid,
+        "num_turns": trajectory.num_turns,
+        "data_source": trajectory.tag,
+        "extra_fields": {},
+        "multi_modal_inputs": {},
+    }
+
+
+def sample_tag(sample: TrainingSample, trajectory: Trajectory, step: int) -> dict[str, Any]:
+    """What veRL's sampler and balancer, and RAGEN's filter, need to know of a sample without fetching it."""
+    prompt_len, response_len = len(sample.prompt_ids), len(sample.response_ids)
+    return {
+        "status": "success",
+        "prompt_len": prompt_len,
+        "response_len": response_len,
+        "seq_len": prompt_len + response_len,
+        "global_steps": step,
+        "min_global_steps": trajectory.model_version[0],
+        "max_global_steps": trajectory.model_version[1],
+        "episode_return": trajectory.episode_return,
+    }
+
+
+def _column(batch: Any, key: str) -> Sequence[Any]:
+    """One value per row, whichever container veRL put it into."""
+    column = batch[key]
+    return column.tolist() if hasattr(column, "tolist") else list(column)
+
+
+def _scalar(batch: Any, key: str) -> Any:
+    value = batch[key]
+    return getattr(value, "data", value)

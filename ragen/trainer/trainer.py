@@ -1,0 +1,238 @@
+"""RAGEN's trainer: a mixin over veRL 0.9.1's V1 trainers that plays episodes, validates and stops the RAGEN way.
+
+Every override names the veRL phase it replaces and why. The update itself (log-probs, values, advantages, losses) is
+veRL's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+
+from ragen.llm_agent.trajectory import Trajectory
+from ragen.trainer import run_logger
+from ragen.trainer.llm_client import AbortableClient
+from ragen.trainer.metrics import episode_metrics, failure_summary, paired_difference, successes
+from ragen.trainer.stop import STOP_FILE, StopTraining
+
+logger = logging.getLogger(__name__)
+
+
+class RagenTrainerMixin:
+    """The RAGEN side of a veRL trainer; put it before veRL's class.
+
+    `verl_mode` is the veRL trainer mode that the class extends. veRL treats every name but `sync` as asynchronous, so
+    the config carries veRL's own name while `super().__init__` runs and after.
+    """
+
+    verl_mode: str
+
+    def __init__(self, config):
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.verl_mode
+        super().__init__(config)
+        self._own = config.ragen
+        self._run_dir: str | None = config.ragen.run_dir
+        self._saved_step = 0
+        self._empty_steps = 0
+        self._first_panel: dict[tuple[str, int, int], float] = {}
+        self._last_panel: dict[tuple[str, int, int], float] = {}
+        self._panel_steps: list[int] = []
+        self._best: float | None = None
+        self.replay_buffer.before_poll = self._between_polls
+
+    # --- doors ------------------------------------------------------------------------------------
+
+    def get_llm_client(self):
+        """A client that can abort a single request."""
+        return self.llm_server_manager.get_client(client_cls=AbortableClient)
+
+    @property
+    def logger(self):
+        """veRL sets this once, in `fit`; the setter puts `metrics.jsonl` beside its backends."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, tracking):
+        self._logger = run_logger.RunLogger(tracking, self._run_dir, last_step=self.global_steps)
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def on_step_begin(self):
+        """Between two steps is where a run can stop."""
+        super().on_step_begin()
+        if self._stop_requested():
+            self._save_and_stop()
+
+    def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        """veRL's `_step_once` with the update left out where the filter kept nothing: its balancing needs a batch."""
+        self._episodes: list[Trajectory] = []
+        self._sampled_metrics: dict[str, float] = {}
+        try:
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+            self._empty_steps = 0
+        except _EmptyBatch as empty:
+            self._empty_steps += 1
+            limit = int(self._own.rollout_filter.empty_stop_steps)
+            logger.warning("step %d: no group left to train on, the update is skipped", self.global_steps)
+            if limit and self._empty_steps >= limit:
+                raise RuntimeError(
+                    f"{self._empty_steps} steps in a row had no group to train on "
+                    f"(rollout_filter_empty_stop_steps={limit}): {failure_summary(self._episodes) or 'no spread'}"
+                ) from None
+            batch = empty.batch
+        metrics.update(self._sampled_metrics)
+        return batch
+
+    def on_sample_end(self):
+        """The step's groups have ended: gather the episodes, failed ones included."""
+        super().on_sample_end()
+        self._episodes = self.agent_loop_manager.take()
+        self._sampled_metrics = {
+            f"train/{key}": value
+            for key, value in episode_metrics(
+                self._episodes, group_size=self.agent_loop_manager.group_size("train")
+            ).items()
+        } | self.agent_loop_manager.counters()
+        if failures := failure_summary(self._episodes):
+            logger.warning("step %d: episodes failed: %s", self.global_steps, failures)
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
+        """The first phase that needs a batch: leave the step here if there is none."""
+        if not batch.keys:
+            raise _EmptyBatch(batch)
+        return super()._balance_batch(batch, metrics, **kwargs)
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics, timing_raw, global_steps, epoch):
+        """veRL's metrics are over the batch; a skipped update has none."""
+        if batch.keys:
+            super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        else:
+            metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
+            metrics.update({f"timing_s/{name}": value for name, value in timing_raw.items()})
+        metrics["training/update_skipped"] = float(not batch.keys)
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str):
+        """Every episode of the step as `Trajectory` records, where veRL writes decoded text of the kept ones."""
+        with marked_timer("dump_rollout_generations", timing_raw, color="green"):
+            path = Path(rollout_data_dir) / f"{self.global_steps}.jsonl"
+            run_logger.write_episodes(path, self._episodes, self.global_steps)
+
+    # --- validation -------------------------------------------------------------------------------
+
+    def _validate(self) -> dict[str, float]:
+        """Play the fixed panel through the agent proxy; veRL's version knows one sample a prompt and no episodes."""
+        with marked_timer("validation", getattr(self, "timing_raw", {}), color="green"):
+            trajectories = self.agent_loop_manager.validate(self._own.validation_steps)
+        group_size = self.agent_loop_manager.group_size("val")
+        metrics = {f"val-env/{k}": v for k, v in episode_metrics(trajectories, group_size=group_size).items()}
+        self._last_panel = successes(trajectories)
+        self._first_panel = self._first_panel or self._last_panel
+        self._panel_steps.append(self.global_steps)
+        if failures := failure_summary(trajectories):
+            logger.warning("validation at step %d: episodes failed: %s", self.global_steps, failures)
+        self._log_val_generations(trajectories)
+        if self.config.trainer.validation_data_dir:
+            path = Path(self.config.trainer.validation_data_dir) / f"{self.global_steps}.jsonl"
+            run_logger.write_episodes(path, trajectories, self.global_steps)
+        self._keep_best(metrics)
+        return metrics
+
+    def _log_val_generations(self, trajectories: Sequence[Trajectory]) -> None:
+        """The table `val/generations`: whole episodes, decoded."""
+        count = int(self._own.generations_to_log["val"])
+        rows = [
+            (t.turns[0].observation, self.tokenizer.decode(t.token_ids.tolist()), t.episode_return)
+            for t in trajectories[:count]
+            if t.usable
+        ]
+        if rows:
+            self.validation_generations_logger.log(self.config.trainer.logger, rows, self.global_steps)
+
+    def panel_table(self) -> str:
+        """Success before and after on the same episodes, with a paired 95 % interval; empty without two panels."""
+        if len(self._panel_steps) < 2:
+            return ""
+        lines = [f"{'tag':<24}{'episodes':>9}{'before':>9}{'after':>9}{'gain':>8}   95 % interval (points)"]
+        for tag in dict.fromkeys(key[0] for key in self._first_panel):
+            keys = [key for key in self._first_panel if key[0] == tag and key in self._last_panel]
+            before, after = ([100 * panel[key] for key in keys] for panel in (self._first_panel, self._last_panel))
+            mean, low, high = paired_difference(before, after)
+            lines.append(
+                f"{tag:<24}{len(keys):>9}{sum(before) / len(keys):>8.1f}%{sum(after) / len(keys):>8.1f}%"
+                f"{mean:>+8.1f}   [{low:+.1f}, {high:+.1f}]"
+            )
+        first, last = self._panel_steps[0], self._panel_steps[-1]
+        return f"Success on the validation panel, step {first} and step {last}:\n" + "\n".join(lines)
+
+    # --- checkpoints and stopping -----------------------------------------------------------------
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        self._saved_step = self.global_steps
+
+    def _save_checkpoint(self):
+        super()._save_checkpoint()
+        self._saved_step = self.global_steps
+
+    def _keep_best(self, metrics: dict[str, float]) -> None:
+        """`trainer.keep_best`: keep the checkpoint with the highest validation metric in `<checkpoints>/best`."""
+        name = self._own.keep_best
+        if not name or self.global_steps == 0:
+            return
+        if name not in metrics:
+            raise KeyError(f"trainer.keep_best: no validation metric {name!r}; there are {sorted(metrics)}")
+        if self._best is not None and metrics[name] <= self._best:
+            return
+        self._best = metrics[name]
+        if self._saved_step != self.global_steps:
+            self._save_checkpoint()
+        root = Path(self.config.trainer.default_local_dir)
+        target, fresh = root / "best", root / ".best"
+        shutil.rmtree(fresh, ignore_errors=True)
+        # hard links: veRL may prune the numbered folder, and weights are large
+        shutil.copytree(root / f"global_step_{self.global_steps}", fresh, copy_function=os.link)
+        (fresh / "best.txt").write_text(f"step {self.global_steps}\n{name} {self._best}\n")
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+
+    def _stop_requested(self) -> bool:
+        return self._run_dir is not None and (Path(self._run_dir) / STOP_FILE).exists()
+
+    def _between_polls(self) -> None:
+        """While the step's episodes are played: surface our own faults, and heed a request to stop."""
+        self.agent_loop_manager.raise_if_broken()
+        if self._stop_requested():
+            self.agent_loop_manager.abandon()
+            self._save_and_stop()
+
+    def _save_and_stop(self) -> None:
+        """Save the state after the last whole step, then leave `fit`."""
+        self.global_steps -= 1
+        if self._saved_step != self.global_steps:
+            self._save_checkpoint()
+        self.logger.exit_code = 0
+        raise StopTraining(f"stopped after step {self.global_steps}, state saved")
+
+
+class _EmptyBatch(Exception):
+    """The step has no episode to train on."""
+
+    def __init__(self, batch: KVBatchMeta):
+        self.batch = batch
+
+
+@register_trainer("ragen_sync")
+class RagenTrainerSync(RagenTrainerMixin, PPOTrainerSync):
+    """Synchronous PPO/GRPO: rollout and update take turns on the same devices."""
+
+    verl_mode = "sync"
