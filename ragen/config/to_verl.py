@@ -145,6 +145,9 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
     group_size = train["group_size"]
 
     data["train_batch_size"] = train["env_groups"]
+    # the dataset is only a length: the run's rows, and the panel's
+    data["train_max_samples"] = out["trainer"]["total_training_steps"] * train["env_groups"]
+    data["val_max_samples"] = val["env_groups"]
     rollout["n"] = group_size
     rollout["val_kwargs"]["n"] = val["group_size"]
     for node in (actor, out["actor_rollout_ref"]["ref"], critic):
@@ -163,6 +166,7 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
     critic["fsdp"]["infer_micro_batch_size_per_gpu"] = critic["ppo_micro_batch_size_per_gpu"]
     critic["ppo_infer_max_token_len_per_gpu"] = critic["ppo_max_token_len_per_gpu"]
 
+    out["trainer"]["v1"]["sampler"]["sampler_kwargs"] = dict(own["rollout_filter"])
     for key in [key for key in rollout if key.startswith(_FILTER_PREFIX)]:
         del rollout[key]
 
