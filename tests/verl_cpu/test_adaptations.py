@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed
 import verl  # noqa: F401  (loads Ray and the platform registry, which some adaptations need)
+
 import verl_cpu
 from verl_cpu import adaptations
 
@@ -176,7 +177,9 @@ def test_received_weights_are_copies():
     name = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
     adapted(adaptations.copy_received_weights, name, module)
     kept = []
-    BucketedWeightReceiver().receive_weights(on_bucket_received=lambda weights, is_last: kept.append((weights, is_last)))
+    BucketedWeightReceiver().receive_weights(
+        on_bucket_received=lambda weights, is_last: kept.append((weights, is_last))
+    )
     assert [(w[0][0], w[0][1].tolist(), last) for w, last in kept] == [("w", [1, 1], False), ("w", [2, 2], True)]
 
 

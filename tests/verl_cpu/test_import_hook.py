@@ -5,6 +5,7 @@ import inspect
 import sys
 
 import pytest
+
 from verl_cpu.import_hook import ImportHook
 
 

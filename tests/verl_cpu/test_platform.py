@@ -5,6 +5,7 @@ import pytest
 import torch
 import verl  # noqa: F401
 from verl.plugin.platform import PlatformBase
+
 from verl_cpu.platform import PlatformCPU, make_device_module
 
 

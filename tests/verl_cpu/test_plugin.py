@@ -7,8 +7,9 @@ import warnings
 
 import pytest
 import verl.utils.device
-import verl_cpu
 from verl.plugin.platform import PlatformRegistry, get_platform, platform_manager
+
+import verl_cpu
 from verl_cpu import plugin, versions
 
 no_gpu = pytest.mark.skipif(verl.utils.device.is_cuda_available, reason="the plugin stays out where a GPU is")

