@@ -78,13 +78,15 @@ def make_env(env_type: str, env_config: Mapping[str, Any] | None = None) -> Env:
     values = _plain(env_config or {})
     if not isinstance(values, dict):
         raise EnvConfigError(f"env_config of env_type {env_type!r} must be a mapping, got {values!r}")
-    config_class = _config_class(cls)
+    config_class = _config_class(cls, env_type)
     try:
         if config_class is not None:
             config = _build(config_class, values, env_type)
             instance = cls(config)
         else:
             config = None
+            if issubclass(cls, Env):
+                raise EnvConfigError(f"env_type {env_type!r}: {cls.__name__} needs config_class, a dataclass")
             _check_names(values, _keyword_names(cls), env_type)
             instance = cls(**values)
     except ModuleNotFoundError as error:
@@ -130,7 +132,7 @@ class EnvSpec:
     def make(self) -> Env:
         """A new environment of this tag, `env_instruction` and `solvable_within` applied."""
         values = dict(self.env_config)
-        config_class = _config_class(load_env_class(self.env_type))
+        config_class = _config_class(load_env_class(self.env_type), self.env_type)
         if config_class is not None and "solvable_within" in {f.name for f in dataclasses.fields(config_class)}:
             values.setdefault("solvable_within", self.max_actions_per_traj)
         try:
@@ -257,15 +259,17 @@ def _only_env_class(module: ModuleType, env_type: str) -> type:
     return candidates[0]
 
 
-def _config_class(cls: type) -> type | None:
+def _config_class(cls: type, env_type: str) -> type | None:
     declared = getattr(cls, "config_class", None)
-    if declared is not None or issubclass(cls, Env):
-        return declared
     package = cls.__module__.rpartition(".")[0]
+    if declared is not None or not package:
+        return declared
     try:
-        module = importlib.import_module(f"{package}.config" if package else "config")
-    except ModuleNotFoundError:
-        return None
+        module = importlib.import_module(f"{package}.config")
+    except ModuleNotFoundError as error:
+        if error.name == f"{package}.config":
+            return None
+        raise _missing(error, env_type) from error
     found = [value for value in vars(module).values()
              if dataclasses.is_dataclass(value) and getattr(value, "__module__", None) == module.__name__]  # fmt: skip
     return found[0] if len(found) == 1 else None

@@ -67,10 +67,12 @@ class FrozenLake(Env):
         before = self.player
         valid = action in ACTIONS.values()
         if valid:
-            outcomes = self.outcomes(self.player, action)
-            chances = np.cumsum([chance for chance, _ in outcomes])
-            drawn = min(int(np.searchsorted(chances, self.luck_rng.random(), side="right")), len(outcomes) - 1)
-            self.player = outcomes[drawn][1]
+            draw = self.luck_rng.random()
+            for chance, reached in self.outcomes(before, action):  # the last one also takes what rounding leaves
+                self.player = reached
+                if draw < chance:
+                    break
+                draw -= chance
         self._steps_taken += 1
         success = self.player == self.goal
         terminated = success or not self.frozen[self.player]
