@@ -159,7 +159,7 @@ class EnvClient:
 
 
 class EnvPool:
-    """The environments of one tag. Use it from one thread; event loops may come and go while no lease is held.
+    """The environments of one tag. Use it from one thread; event loops may come and go between leases.
 
     Args:
         factory: builds one environment. For `process` it must be picklable (a module-level function, a
@@ -176,7 +176,9 @@ class EnvPool:
     Raises:
         ValueError: a bad `isolate`, `workers` or `timeout_s`, or a factory that process mode cannot pickle.
 
-    Measured on two shared x86-64 cores, Python 3.11, with `tests/env/hostile.py`: see `_MEASURED`.
+    Measured in process mode with a free-text environment that returns at once (Python 3.11, x86-64; host and workers
+    pinned to one core of a machine under other load): 4,400 steps/s with 1 worker, 5,500 with 8 and 5,000 with 32 at
+    the same time; 7.6 MB of its own per worker; 19 ms (median of 20) from a worker's death to a new environment.
     """
 
     def __init__(

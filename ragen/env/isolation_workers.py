@@ -89,7 +89,13 @@ class ThreadWorker(Worker):
         answer = loop.create_future()
         self.busy, self.deadline = True, time.monotonic() + limit_s
         self._inbox.put((loop, answer, call, args))
-        timer = loop.call_later(limit_s, lambda: answer.done() or answer.set_exception(Hung()))
+
+        def expire() -> None:
+            # Not busy: the answer is under way, and the loop was late.
+            if self.busy and not answer.done():
+                answer.set_exception(Hung())
+
+        timer = loop.call_later(limit_s, expire)
         try:
             return await answer
         except Hung:
