@@ -42,6 +42,13 @@ def shared_pools():
         pool.close()
 
 
+@pytest.fixture(scope="module")
+def hurt_pool():
+    """A process pool with a short limit, for tests that lose workers; compare its counters with those at the start."""
+    with contextlib.closing(make_pool()) as pool:
+        yield pool
+
+
 @pytest.fixture
 def process_pool():
     with contextlib.closing(make_pool()) as pool:
@@ -224,28 +231,32 @@ def test_an_answer_that_cannot_be_pickled_is_said_to_be_so(shared_pools):
 
 
 @pytest.mark.parametrize(("action", "how"), [("Die", "exit code 7"), ("Segfault", "killed by SIGSEGV")])
-def test_a_crash_ends_its_own_episode_only(process_pool, action, how):
+def test_a_crash_ends_its_own_episode_only(hurt_pool, action, how):
+    crashes = hurt_pool.crashes
+
     async def scenario():
-        return await asyncio.gather(failure(process_pool, action), episode(process_pool, *["Add"] * 50))
+        return await asyncio.gather(failure(hurt_pool, action), episode(hurt_pool, *["Add"] * 50))
 
     error, other = asyncio.run(scenario())
-    assert isinstance(error, EnvCrashed) and how in str(error) and process_pool.crashes == 1
+    assert isinstance(error, EnvCrashed) and how in str(error) and hurt_pool.crashes == crashes + 1
     assert len(other) == 51
-    assert asyncio.run(episode(process_pool, "Add"))[1].info["steps_ever"] > 0
+    assert asyncio.run(episode(hurt_pool, "Add"))[1].info["steps_ever"] > 0
 
 
 @pytest.mark.parametrize("action", ["Sleep", "Spin"])
-def test_a_hung_process_is_killed_and_replaced(process_pool, action):
+def test_a_hung_process_is_killed_and_replaced(hurt_pool, action):
+    hangs, crashes = hurt_pool.hangs, hurt_pool.crashes
+
     async def scenario():
-        (_, info), _ = await episode(process_pool, "Add")
+        (_, info), _ = await episode(hurt_pool, "Add")
         start = time.monotonic()
-        error = await failure(process_pool, action)
+        error = await failure(hurt_pool, action)
         elapsed_s = time.monotonic() - start
-        (_, info_after), step = await episode(process_pool, "Add")
+        (_, info_after), step = await episode(hurt_pool, "Add")
         return info["pid"], error, elapsed_s, info_after["pid"], step
 
     pid, error, elapsed_s, pid_after, step = asyncio.run(scenario())
-    assert isinstance(error, EnvTimeout) and process_pool.hangs == 1 and process_pool.crashes == 0
+    assert isinstance(error, EnvTimeout) and (hurt_pool.hangs, hurt_pool.crashes) == (hangs + 1, crashes)
     assert "no answer within 0.5 s" in str(error) and "custom_envs.Hostile.step_timeout_s" in str(error)
     assert LIMIT_S <= elapsed_s < LIMIT_S + 2
     assert pid_after != pid and step.info["steps_ever"] == 1
@@ -296,9 +307,9 @@ def test_two_hundred_hangs_leave_everything_flat(children):
         assert (pool.hangs, pool.crashes) == (200, 0)
 
 
-def test_what_a_worker_started_dies_with_it(process_pool):
+def test_what_a_worker_started_dies_with_it(hurt_pool):
     async def scenario():
-        async with process_pool.lease() as client:
+        async with hurt_pool.lease() as client:
             await client.reset(1)
             child = (await client.step("Child")).info["child"]
             assert psutil.pid_exists(child)
