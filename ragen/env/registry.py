@@ -7,7 +7,6 @@ class (`my_pkg.module:MyEnv`). Nothing is registered by hand and nothing is impo
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import importlib
@@ -208,12 +207,12 @@ def _spec(tag: str, entry: Any) -> EnvSpec:
 
 
 def _plain(value: Any) -> Any:
-    """A deep copy in plain dicts and lists, whatever container type the config library uses."""
+    """A copy in plain dicts and lists, whatever container type the config library uses."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [_plain(item) for item in value]
-    return copy.deepcopy(value)
+    return value
 
 
 # --- classes and their configs ---------------------------------------------------------------------------------------
