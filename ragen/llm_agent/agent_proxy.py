@@ -232,3 +232,9 @@ class _EpisodeRun:
             metrics=self.episode.metrics() if self.episode is not None else {},
             model_version=(min(self.versions, default=0), max(self.versions, default=0)),
         )
+
+
+if __name__ == "__main__":
+    from ragen.eval.panel import main
+
+    raise SystemExit(main())

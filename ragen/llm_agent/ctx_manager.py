@@ -58,6 +58,16 @@ class ContextConfig:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the chat template, e.g. `enable_thinking: False`."""
 
+    @classmethod
+    def from_nodes(cls, *nodes: Mapping[str, Any]) -> "ContextConfig":
+        """Each field from the first of the config nodes that has a key of its name; the rest keep their defaults."""
+        found = {}
+        for name in cls.__dataclass_fields__:
+            value = next((node[name] for node in nodes if name in node), None)
+            if value is not None:
+                found[name] = tuple(value) if name == "stop" else value
+        return cls(**found)
+
 
 @dataclass(frozen=True)
 class ParsedReply:

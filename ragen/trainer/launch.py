@@ -11,12 +11,14 @@ import logging
 import os
 import signal
 import sys
-import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+
+from ragen.trainer.startup import say
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ def _prepare_environment(config: DictConfig) -> None:
     if config.ragen.cuda_visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(config.ragen.cuda_visible_devices)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    if config.trainer.device == "cpu":  # the start-up's own lines say enough
+        os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")
     backends = config.trainer.logger
     run_dir = config.ragen.run_dir
     if run_dir is not None:
@@ -104,20 +107,36 @@ def _run_here(config: DictConfig) -> None:
     import ray
     from omegaconf import OmegaConf
 
-    started = time.monotonic()
     ray_init: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     address = ray_init.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
     runtime_env = ray_init.pop("runtime_env", None) or {}
     runtime_env = {**runtime_env, "env_vars": {**_worker_environment(), **runtime_env.get("env_vars", {})}}
     # `local` never joins another run's Ray
-    ray.init(address=address, runtime_env=runtime_env, log_to_driver=True, **ray_init)
+    context = ray.init(address=address, runtime_env=runtime_env, **ray_init)
+    logs = _link_logs(config.ragen.run_dir, context.address_info["session_dir"])
+    say(f"Ray is up; what its workers print is in {logs}")
+    # engines of veRL that nobody asked for, one warning each
+    warnings.filterwarnings("ignore", message=".* engine is not available", module="verl")
     try:
         from ragen.trainer.task_runner import RagenTaskRunner
 
-        logger.info("Ray and imports: %.0f s", time.monotonic() - started)
         RagenTaskRunner().run(config)
+    except Exception:
+        print(f"the run failed; what its workers printed is in {logs}", file=sys.stderr)
+        raise
     finally:
         ray.shutdown()
+
+
+def _link_logs(run_dir: str | None, session_dir: str) -> Path:
+    """`<run>/logs` → the logs of this Ray session."""
+    logs = Path(session_dir) / "logs"
+    if run_dir is None:
+        return logs
+    link = Path(run_dir) / "logs"
+    link.unlink(missing_ok=True)
+    link.symlink_to(logs)
+    return link
 
 
 def _worker_environment() -> dict[str, str]:

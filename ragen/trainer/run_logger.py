@@ -26,7 +26,6 @@ class RunLogger:
     def __init__(self, tracking: Any, run_dir: str | None, last_step: int):
         self._tracking = tracking
         self._path = Path(run_dir) / "metrics.jsonl" if run_dir else None
-        self.exit_code: int | None = None
         self._steps: set[int] = set()
         if self._path is not None and self._path.exists():
             kept = [line for line in _whole_lines(self._path) if json.loads(line)["step"] <= last_step]
@@ -44,8 +43,8 @@ class RunLogger:
             file.write(json.dumps(record) + "\n")
 
     def finish(self, exit_code: int = 0) -> None:
-        """Close every backend. A run that was told to stop ends well: see `exit_code`."""
-        self._tracking.finish(exit_code=exit_code if self.exit_code is None else self.exit_code)
+        """Close every backend."""
+        self._tracking.finish(exit_code=exit_code)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tracking, name)

@@ -11,22 +11,8 @@ from ragen.llm_agent.ctx_manager import ContextConfig
 
 def context_config(own: DictConfig) -> ContextConfig:
     """`ContextConfig` of `config.ragen`."""
-    proxy: dict[str, Any] = OmegaConf.to_container(own.agent_proxy, resolve=True)
-    return ContextConfig(
-        max_model_len=own.max_model_len,
-        response_length=own.response_length,
-        max_turn=proxy["max_turn"],
-        max_actions_per_turn=proxy["max_actions_per_turn"],
-        action_sep=proxy["action_sep"],
-        enable_think=proxy["enable_think"],
-        use_turn_scores=proxy["use_turn_scores"],
-        system_prompt=proxy["system_prompt"] or "",
-        format_reminder=proxy["format_reminder"],
-        stop=tuple(proxy["stop"] or ()),
-        parser=proxy["parser"],
-        chat_template_kwargs=proxy["chat_template_kwargs"] or {},
-        enable_response_mask=own.enable_response_mask,
-    )
+    plain: dict[str, Any] = OmegaConf.to_container(own, resolve=True)  # type: ignore[assignment]
+    return ContextConfig.from_nodes(plain["agent_proxy"], plain)
 
 
 def train_sampling(config: DictConfig) -> dict[str, Any]:

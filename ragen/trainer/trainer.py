@@ -22,6 +22,7 @@ from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer import run_logger
 from ragen.trainer.llm_client import AbortableClient
 from ragen.trainer.metrics import episode_metrics, failure_summary, paired_difference, successes
+from ragen.trainer.startup import say
 from ragen.trainer.stop import STOP_FILE, StopTraining
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,15 @@ class RagenTrainerMixin:
         self.replay_buffer.before_poll = self._between_polls
 
     # --- doors ------------------------------------------------------------------------------------
+
+    def _init_tokenizer(self):
+        super()._init_tokenizer()
+        say("tokenizer loaded; starting the training workers")
+
+    def on_init_end(self):
+        """The last part of the start: the first sync of the weights."""
+        super().on_init_end()
+        say("weights are in the rollout engine")
 
     def get_llm_client(self):
         """A client that can abort a single request."""
@@ -177,6 +187,7 @@ class RagenTrainerMixin:
     # --- checkpoints and stopping -----------------------------------------------------------------
 
     def _load_checkpoint(self):
+        say("training workers and rollout engine are up")
         super()._load_checkpoint()
         self._saved_step = self.global_steps
 
@@ -220,7 +231,6 @@ class RagenTrainerMixin:
         self.global_steps -= 1
         if self._saved_step != self.global_steps:
             self._save_checkpoint()
-        self.logger.exit_code = 0
         raise StopTraining(f"stopped after step {self.global_steps}, state saved")
 
 

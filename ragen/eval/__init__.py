@@ -1,0 +1,1 @@
+"""Evaluation: play a panel and say how well it went."""
