@@ -28,7 +28,7 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
-#: Stands for a reply when the template is rendered to learn what follows one. Plain letters, so that no template alters it.
+#: Stands for a reply when the template is rendered to learn what follows one. No template alters plain letters.
 _REPLY = "RAGENREPLYGOESHERE"
 
 
@@ -59,7 +59,7 @@ class ContextConfig:
     """Passed to the chat template, e.g. `enable_thinking: False`."""
 
     @classmethod
-    def from_nodes(cls, *nodes: Mapping[str, Any]) -> "ContextConfig":
+    def from_nodes(cls, *nodes: Mapping[str, Any]) -> ContextConfig:
         """Each field from the first of the config nodes that has a key of its name; the rest keep their defaults."""
         found = {}
         for name in cls.__dataclass_fields__:

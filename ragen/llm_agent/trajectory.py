@@ -126,7 +126,7 @@ class Trajectory:
         sampled_turns = self.turn_ids[self.policy_mask]
         if not np.array_equal(np.unique(sampled_turns), np.arange(self.num_turns)):
             self._broken(
-                f"turns 0..{self.num_turns - 1} must each hold sampled tokens, sampled turns are {np.unique(sampled_turns)}"
+                f"turns 0..{self.num_turns - 1} must each hold sampled tokens, found turns {np.unique(sampled_turns)}"
             )
         starts = self.policy_mask[1:] & ~self.policy_mask[:-1]
         if int(starts.sum()) != self.num_turns:

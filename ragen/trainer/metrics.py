@@ -6,7 +6,8 @@
 | `<tag>/return` | mean undiscounted return |
 | `<tag>/pass@<k>` | share of groups of k members with at least one success |
 | `<tag>/num_actions`, `<tag>/num_turns` | actions executed and replies given, per episode |
-| `<tag>/action_is_effective`, `<tag>/action_is_valid` | share of executed actions that changed the state; share of asked actions that exist |
+| `<tag>/action_is_effective` | share of executed actions that changed the state |
+| `<tag>/action_is_valid` | share of the actions asked for that exist; a turn without any counts as one that does not |
 | `<tag>/format_faults` | turns per episode that cost a format penalty |
 | `<tag>/non-zero/<key>` | share of episodes in which `<key>` is not 0 |
 | `response_length` | sampled tokens per episode |
@@ -19,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from ragen.llm_agent.trajectory import Trajectory
 
@@ -57,6 +59,25 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, group_size: int) -> d
 def successes(trajectories: Sequence[Trajectory]) -> dict[tuple[str, int, int], float]:
     """(tag, seed, member) → 1.0 where the episode solved its task, 0.0 where not or where it failed."""
     return {(t.tag, t.seed, t.member): t.metrics.get("success", 0.0) if t.usable else 0.0 for t in trajectories}
+
+
+def log_prob_difference(actor: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    """How far apart the actor and the rollout engine are on the sampled tokens, in log-probability.
+
+    In float32 they agree to about 1e-6 when the engine holds the actor's weights; bfloat16 kernels differ by about
+    1e-2. More than that says stale weights, another temperature, or tokens that were not sampled.
+
+    Args:
+        actor, rollout: (batch, response) float, natural log.
+        mask: (batch, response), non-zero on sampled tokens.
+    """
+    difference = (actor.float() - rollout.float()).abs()[mask.bool()]
+    if not difference.numel():
+        return {}
+    return {
+        "training/rollout_log_prob_diff_mean": difference.mean().item(),
+        "training/rollout_log_prob_diff_max": difference.max().item(),
+    }
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:

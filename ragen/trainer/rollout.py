@@ -136,7 +136,7 @@ class RagenAgentLoopManager:
     # --- validation -------------------------------------------------------------------------------
 
     def validate(self, rounds: int = 1) -> list[Trajectory]:
-        """Play the validation panel `rounds` times (`trainer.validation_steps`); round r plays its r-th set of seeds."""
+        """Play `rounds` panels (`trainer.validation_steps`), each of the next `env_groups` seeds."""
         proxy = self._proxies["val"]
         split = proxy.es.split
         trajectories: list[Trajectory] = []

@@ -1,4 +1,4 @@
-"""What the start is doing, and how long each part took: the first minutes are imports, and silence looks like a hang."""
+"""What the start is doing, and how long each part took: it takes minutes, and silence looks like a hang."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import transfer_queue as tq
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -21,7 +22,8 @@ from verl.utils.debug import marked_timer
 from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer import run_logger
 from ragen.trainer.llm_client import AbortableClient
-from ragen.trainer.metrics import episode_metrics, failure_summary, paired_difference, successes
+from ragen.trainer.metrics import episode_metrics, failure_summary, log_prob_difference, successes
+from ragen.trainer.panels import Panels
 from ragen.trainer.startup import say
 from ragen.trainer.stop import STOP_FILE, StopTraining
 
@@ -45,9 +47,7 @@ class RagenTrainerMixin:
         self._run_dir: str | None = config.ragen.run_dir
         self._saved_step = 0
         self._empty_steps = 0
-        self._first_panel: dict[tuple[str, int, int], float] = {}
-        self._last_panel: dict[tuple[str, int, int], float] = {}
-        self._panel_steps: list[int] = []
+        self._panels = Panels(self._run_dir)
         self._best: float | None = None
         self.replay_buffer.before_poll = self._between_polls
 
@@ -122,6 +122,16 @@ class RagenTrainerMixin:
             raise _EmptyBatch(batch)
         return super()._balance_batch(batch, metrics, **kwargs)
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Adds the check that rollout engine and actor are the same model: see `log_prob_difference`."""
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if self._own.enable_response_mask:  # otherwise the mask covers tokens that nobody sampled
+            fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+            columns = (data[field].to_padded_tensor(0) if data[field].is_nested else data[field] for field in fields)
+            metrics.update(log_prob_difference(*columns))
+        return batch
+
     def _compute_metrics(self, batch: KVBatchMeta, metrics, timing_raw, global_steps, epoch):
         """veRL's metrics are over the batch; a skipped update has none."""
         if batch.keys:
@@ -145,9 +155,7 @@ class RagenTrainerMixin:
             trajectories = self.agent_loop_manager.validate(self._own.validation_steps)
         group_size = self.agent_loop_manager.group_size("val")
         metrics = {f"val-env/{k}": v for k, v in episode_metrics(trajectories, group_size=group_size).items()}
-        self._last_panel = successes(trajectories)
-        self._first_panel = self._first_panel or self._last_panel
-        self._panel_steps.append(self.global_steps)
+        self._panels.add(self.global_steps, successes(trajectories))
         if failures := failure_summary(trajectories):
             logger.warning("validation at step %d: episodes failed: %s", self.global_steps, failures)
         self._log_val_generations(trajectories)
@@ -169,20 +177,8 @@ class RagenTrainerMixin:
             self.validation_generations_logger.log(self.config.trainer.logger, rows, self.global_steps)
 
     def panel_table(self) -> str:
-        """Success before and after on the same episodes, with a paired 95 % interval; empty without two panels."""
-        if len(self._panel_steps) < 2:
-            return ""
-        lines = [f"{'tag':<24}{'episodes':>9}{'before':>9}{'after':>9}{'gain':>8}   95 % interval (points)"]
-        for tag in dict.fromkeys(key[0] for key in self._first_panel):
-            keys = [key for key in self._first_panel if key[0] == tag and key in self._last_panel]
-            before, after = ([100 * panel[key] for key in keys] for panel in (self._first_panel, self._last_panel))
-            mean, low, high = paired_difference(before, after)
-            lines.append(
-                f"{tag:<24}{len(keys):>9}{sum(before) / len(keys):>8.1f}%{sum(after) / len(keys):>8.1f}%"
-                f"{mean:>+8.1f}   [{low:+.1f}, {high:+.1f}]"
-            )
-        first, last = self._panel_steps[0], self._panel_steps[-1]
-        return f"Success on the validation panel, step {first} and step {last}:\n" + "\n".join(lines)
+        """Success on the validation panel before and after; empty without two panels."""
+        return self._panels.table()
 
     # --- checkpoints and stopping -----------------------------------------------------------------
 
