@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ragen.env.isolation import EnvClient, EnvDescription, EnvPool
-from ragen.env.registry import EnvSpec
+from ragen.env.registry import EnvSpec, load_env_class
 from ragen.llm_agent.ctx_manager import ParsedReply
 from ragen.llm_agent.seeds import group_seed, luck_seed
 
@@ -195,6 +195,7 @@ class EnvStateManager:
                 isolate=spec.isolate,
                 workers=self._workers(spec),
                 timeout_s=spec.step_timeout_s,
+                preload=[load_env_class(spec.env_type).__module__],
             )
             for tag, spec in self.specs.items()
         }

@@ -1,4 +1,4 @@
-"""Shared pieces of the rollout tests: small environments with known rewards, and scripted token policies."""
+"""Puts this folder on the path: worker processes must be able to import `counting_env`."""
 
 import sys
 from pathlib import Path

@@ -4,16 +4,15 @@ import asyncio
 
 import numpy as np
 import pytest
-from counting_env import CountingEnv  # noqa: F401  proves that env_type below is importable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers_for_tests import CHATML, byte_tokenizer
 
 from ragen.env.registry import load_specs
 from ragen.llm_agent.agent_proxy import LLMAgentProxy
 from ragen.llm_agent.ctx_manager import PARSERS, ContextConfig, ContextManager, register_parser
 from ragen.llm_agent.es_manager import EnvStateManager, Split
 from ragen.llm_agent.policy import SCRIPTS, Generation, GenerationError, ScriptedPolicy
+from tests.llm_agent.tokenizers_for_tests import CHATML, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_token_id
@@ -28,7 +27,12 @@ def context(tokenizer=TOKENIZER, **changes) -> ContextManager:
 
 
 def environments(groups=1, members=1, spec=None, **config) -> EnvStateManager:
-    entry = {"env_type": "counting_env:CountingEnv", "max_actions_per_traj": 8, "env_config": config, **(spec or {})}
+    entry = {
+        "env_type": "counting_env:CountingEnv",
+        "max_actions_per_traj": 8,
+        "env_config": config,
+        **(spec or {}),
+    }
     return EnvStateManager(
         load_specs({"Count": entry}), Split(groups, members, ("Count",), (groups,)), run_seed=1, base_seed=50
     )
@@ -124,7 +128,9 @@ def test_any_template_keeps_sampled_ids_and_masks_exactly_them(template):
 
 
 def test_a_prefilled_think_is_not_trained_and_the_models_own_is_not_doubled():
-    ctx = context(byte_tokenizer(CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")), enable_think=True)
+    ctx = context(
+        byte_tokenizer(CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")), enable_think=True
+    )
     continued, own = text_ids("so</think><answer>Add</answer>"), text_ids("<think>so</think><answer>Add</answer>")
     for reply in (continued, own):
         [t] = play(environments(goal_low=1, goal_high=1), ctx, Replies(reply))
@@ -147,7 +153,9 @@ def test_think_is_required_when_enabled():
     ],
 )
 def test_actions_are_matched_limited_and_penalised_once_a_turn(answer, executed, penalty, note):
-    [t] = play(environments(goal_low=9, goal_high=9), context(max_turn=2), Replies(text_ids(f"<answer>{answer}</answer>")))
+    [t] = play(
+        environments(goal_low=9, goal_high=9), context(max_turn=2), Replies(text_ids(f"<answer>{answer}</answer>"))
+    )
     turn = t.turns[0]
     assert (turn.actions, turn.format_penalty) == (executed, penalty)
     assert turn.reward == pytest.approx(-0.25 * len(executed) + penalty)

@@ -101,7 +101,7 @@ BROKEN = [
     ({"policy_mask": at(GOOD.policy_mask, 0, True)}, "first token must not be the policy's"),
     ({"turns": GOOD.turns[:1]}, "1 turns as text but 2 turn rewards"),
     ({"turn_rewards": np.array([0.0, np.nan])}, "turn rewards must be finite"),
-    ({"policy_mask": at(GOOD.policy_mask, 7, False), "log_probs": at(GOOD.log_probs, 7, 0)}, "each hold sampled tokens"),
+    ({"policy_mask": GOOD.turn_ids == 9, "log_probs": 0 * GOOD.log_probs}, "each hold sampled tokens"),
     ({"policy_mask": at(GOOD.policy_mask, 1, True)}, "must be one run"),
     ({"log_probs": at(GOOD.log_probs, 0, -1.0)}, "0 where the policy did not write"),
     ({"log_probs": at(GOOD.log_probs, 3, np.nan)}, "finite and at most 0"),
