@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from ragen.config.compose import changed, is_open, leaves, schema, suggestion
+from ragen.config.compose import changed, default, is_open, leaves, schema, suggestion
 from ragen.config.devices import cuda_devices, installed
 from ragen.config.errors import NO_VALUE, Fault, nearest
 from ragen.config.inert import INERT
@@ -180,6 +181,12 @@ _ONE_OF: dict[str, tuple[str, ...]] = {
     "trainer.device": ("cuda", "cpu", "npu"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
 }  # fmt: skip
+_NAME_OR_LIST = (
+    "trainer.logger",
+    "lora.target_modules",
+    "actor_rollout_ref.model.target_modules",
+    "critic.model.target_modules",
+)
 #: Keys that may be null though `base` gives them a value.
 _NULLABLE = (
     "es_manager.train.env_configs.n_groups", "es_manager.val.env_configs.n_groups", "trainer.test_freq",
@@ -191,7 +198,8 @@ _NULLABLE = (
 
 def check(cfg: DictConfig) -> list[Fault]:
     """Every fault of a composed configuration, in the order of `CHECKS`; an empty list means that it may start."""
-    shape = [*_unknown_keys(cfg), *_types(cfg)]
+    found = dict(leaves(cfg))
+    shape = [*_unknown_keys(cfg, found), *_types(cfg, found)]
     faults = list(shape)
     for one in CHECKS:
         try:
@@ -206,34 +214,35 @@ def check(cfg: DictConfig) -> list[Fault]:
 # --- keys --------------------------------------------------------------------------------------------------------
 
 
-def _unknown_keys(cfg: DictConfig) -> Iterator[Fault]:
+def _unknown_keys(cfg: DictConfig, found: dict[str, Any]) -> Iterator[Fault]:
     """Keys that a YAML file added; those of the command line were found while composing."""
     known = schema()
     parents = {key[:i] for key in known for i, c in enumerate(key) if c == "."}
-    for key, value in leaves(cfg):
-        if key in known or is_open(key):
+    for key in found:
+        if key in known or is_open(key) or key == "seed":  # a run seed stands for the mapping
             continue
+        value = OmegaConf.select(cfg, key)
         if key in parents:
-            if key != "seed":  # a run seed stands for the mapping
-                yield Fault(key, value, "a mapping of keys is wanted here", f"set {_first_below(key, known)} and so on")
-            continue
-        yield Fault(key, value, "no such key", suggestion(key, [*known, *parents]))
+            yield Fault(key, value, "a mapping of keys is wanted here", f"set {_first_below(key, known)} and so on")
+        else:
+            yield Fault(key, value, "no such key", suggestion(key, [*known, *parents]))
 
 
-def _types(cfg: DictConfig) -> Iterator[Fault]:
+def _types(cfg: DictConfig, found: dict[str, Any]) -> Iterator[Fault]:
     known = schema()
-    for key, value in leaves(cfg):
-        if key not in known or is_open(key):
+    for key, written in found.items():
+        if key not in known or is_open(key) or written == known[key] or key in ("data.train_files", "data.val_files"):
+            continue  # those two are refused elsewhere
+        try:
+            value = OmegaConf.select(cfg, key, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            yield Fault(key, written, "cannot be resolved", str(error).splitlines()[0])
             continue
-        default = known[key]
-        if value is None and default is not None and key not in _NULLABLE and default not in ("???", [], {}):
-            yield Fault(key, value, f"a {_kind(default)} is wanted", f"the default is {_text(default)}")
-        elif value is not None and default is not None and _kind(value) != _kind(default):
-            if key in ("trainer.logger", "lora.target_modules") or key.endswith(".target_modules"):
-                continue  # one name or a list of them
-            if key.startswith(("data.train_files", "data.val_files")):
-                continue  # refused elsewhere
-            yield Fault(key, value, f"a {_kind(default)} is wanted", f"the default is {_text(default)}")
+        usual = default(key)
+        if usual is None or (value is None and key in _NULLABLE):
+            continue
+        if _kind(value) != _kind(usual) and not (key in _NAME_OR_LIST and isinstance(value, (str, ListConfig))):
+            yield Fault(key, value, f"a {_kind(usual)} is wanted", f"the default is {_text(usual)}")
 
 
 def _inert(cfg: DictConfig) -> Iterator[Fault]:
@@ -394,10 +403,12 @@ def _batches(cfg: DictConfig) -> Iterator[Fault]:
         return
     if episodes % world:
         yield Fault(
-            "es_manager.train.env_groups", train.env_groups,
-            f"{episodes} episodes a step cannot be shared equally by {world} devices",
-            f"change env_groups or group_size so that their product is a multiple of {world}",
-        )  # fmt: skip
+            "trainer.n_gpus_per_node",
+            cfg.trainer.n_gpus_per_node,
+            f"{train.env_groups} groups x {train.group_size} episodes cannot be shared equally by {world} devices",
+            f"make es_manager.train.env_groups x group_size a multiple of {world}",
+        )
+        return
     seen = set()
     for key in ("actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size"):
         size = OmegaConf.select(cfg, key)
@@ -621,7 +632,14 @@ def _kind(value: Any) -> str:
         return "true or false"
     if isinstance(value, (int, float)):
         return "number"
-    return {str: "text", list: "list", dict: "mapping"}.get(type(value), type(value).__name__)
+    return {
+        str: "text",
+        list: "list",
+        dict: "mapping",
+        ListConfig: "list",
+        DictConfig: "mapping",
+        type(None): "null",
+    }.get(type(value), type(value).__name__)
 
 
 def _text(value: Any) -> str:

@@ -16,11 +16,10 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,7 +27,7 @@ from yaml import YAMLError
 
 from ragen.config.errors import NO_VALUE, ConfigError, Fault, nearest
 
-__all__ = ["CONFIG_DIR", "changed", "compose", "config_names", "is_open", "leaves", "load", "schema"]
+__all__ = ["CONFIG_DIR", "changed", "compose", "config_names", "default", "is_open", "leaves", "load", "schema"]
 
 #: The project's own configs.
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
@@ -68,19 +67,16 @@ def compose(
     folder = Path(config_dir).expanduser().resolve() if config_dir is not None else CONFIG_DIR
     if not folder.is_dir():
         return None, [Fault("--config-dir", folder, "no such folder", "give the folder that holds your YAML files")]
-    _register_search_path()
-    _base()  # Hydra's contexts do not nest
     name = config_name.removesuffix(".yaml")
     try:
-        with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-            return _compose(name, overrides, folder)
+        return _compose(name, overrides, folder)
     except _COMPOSE_ERRORS as error:
         return None, [_fault_of(name, folder, error)]
 
 
 @functools.lru_cache(maxsize=1)
 def schema() -> dict[str, Any]:
-    """Every known leaf key and its default in `base`: dotted path → plain, resolved value."""
+    """Every known leaf key and its default in `base`: dotted path → value as `leaves` yields it."""
     return dict(leaves(_base()))
 
 
@@ -91,11 +87,16 @@ def changed(cfg: DictConfig, key: str) -> bool:
 
 
 def leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
-    """Dotted path and plain, resolved value of each leaf; a list, an empty mapping and an open node are leaves.
+    """Dotted path and value as written (an interpolation is its text) of each leaf.
 
-    An interpolation that cannot be resolved yields its own text.
+    A list, an empty mapping and a node in which any key may stand are leaves.
     """
     yield from _leaves(cfg, "")
+
+
+def default(key: str) -> Any:
+    """The value of `key` in `base`, resolved and plain; None where it is left open (`???`)."""
+    return None if OmegaConf.is_missing(*_parent(_base(), key)) else _plain(OmegaConf.select(_base(), key))
 
 
 def is_open(key: str) -> bool:
@@ -131,35 +132,40 @@ def _verl_config_dir() -> Path:
     return Path(spec.origin).parent / "trainer" / "config"
 
 
-def _compose(name: str, overrides: Sequence[str], folder: Path) -> tuple[DictConfig | None, list[Fault]]:
+def _compose(name: str, overrides: Sequence[str], folder: Path) -> tuple[DictConfig, list[Fault]]:
     faults: list[Fault] = []
     parsed = [o for text in overrides if (o := _parse(text, faults)) is not None]
-    groups = [o for o in parsed if _is_group(o)]
-    plain = hydra_compose(name, overrides=[o.input_line for o in groups])
-    known = _key_tree(plain)
-    usable = [text for o in parsed if o not in groups and (text := _usable(o, known, faults)) is not None]
-    cfg = plain
-    if usable:
+    groups = {o.input_line or "": o for o in parsed if _is_group(o, folder)}
+    cfg = copy.deepcopy(_plain_config(name, tuple(groups), folder, _stamp(folder)))
+    known = [cfg, _base()]
+    OmegaConf.set_struct(cfg, False)
+    for override in parsed:
+        if (override.input_line or "") in groups or not _usable(override, known, faults):
+            continue
         try:
-            cfg = hydra_compose(name, overrides=[o.input_line for o in groups] + usable)
-        except _COMPOSE_ERRORS as error:
-            faults.append(_fault_of(name, folder, error))
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+        except OmegaConfBaseException as error:
+            faults.append(Fault(override.input_line or "", NO_VALUE, _first_line(error)))
+    OmegaConf.set_struct(cfg, True)
     return cfg, faults
 
 
-@functools.lru_cache(maxsize=1)
-def _base() -> DictConfig:
-    """`base`, composed once. Not to be changed."""
+@functools.lru_cache(maxsize=32)
+def _plain_config(name: str, groups: tuple[str, ...], folder: Path, stamp: tuple[int, int]) -> DictConfig:
+    """The config without overrides of single keys. Not to be changed: it is kept, since reading takes a second."""
     _register_search_path()
-    with initialize_config_dir(config_dir=str(CONFIG_DIR), version_base="1.3"):
-        return hydra_compose("base")
+    with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+        return hydra_compose(name, overrides=list(groups))
 
 
-def _key_tree(plain: DictConfig) -> DictConfig:
-    """The keys that a config may hold: those it has and those of `base`."""
-    base = copy.deepcopy(_base())
-    OmegaConf.set_struct(base, False)
-    return OmegaConf.merge(base, plain)
+def _stamp(folder: Path) -> tuple[int, int]:
+    """Changes when a YAML file is added, removed or written."""
+    times = [path.stat().st_mtime_ns for root in {folder, CONFIG_DIR} for path in root.rglob("*.yaml")]
+    return len(times), max(times, default=0)
+
+
+def _base() -> DictConfig:
+    return _plain_config("base", (), CONFIG_DIR, (0, 0))
 
 
 def _raw(cfg: DictConfig, key: str) -> Any:
@@ -169,7 +175,7 @@ def _raw(cfg: DictConfig, key: str) -> Any:
     for part in parents:
         node = node._get_node(part) if isinstance(node, DictConfig) and part in node.keys() else None
     child = node._get_node(last) if isinstance(node, DictConfig) and last in node.keys() else None
-    return None if child is None else OmegaConf.to_container(child) if OmegaConf.is_config(child) else child._value()
+    return None if child is None else _written(child)
 
 
 def _plain(value: Any) -> Any:
@@ -188,28 +194,27 @@ def _parse(text: str, faults: list[Fault]) -> Override | None:
     return override
 
 
-def _is_group(override: Override) -> bool:
-    loader = GlobalHydra.instance().config_loader()
-    return override.key_or_group.replace(".", "/") in loader.list_groups("") and "." not in override.key_or_group
+def _is_group(override: Override, folder: Path) -> bool:
+    """True for the choice of a file, such as +hw=cpu: its key is a folder of configs."""
+    key = override.key_or_group.replace("@", "/").partition("/")[0]
+    return "." not in key and any((root / key).is_dir() for root in (folder, CONFIG_DIR))
 
 
-def _usable(override: Override, known: DictConfig, faults: list[Fault]) -> str | None:
-    """The override as Hydra is to read it, or None with a fault added."""
-    key, text = override.key_or_group, override.input_line
-    assert text is not None
+def _usable(override: Override, known: Sequence[DictConfig], faults: list[Fault]) -> bool:
+    """True where the override sets a key that may be set, `+` or none; else a fault is added."""
+    key, text = override.key_or_group, override.input_line or ""
     if override.type is OverrideType.DEL:
         faults.append(Fault(text, NO_VALUE, "a key cannot be taken away", "set it to its off value"))
-        return None
-    exists = _has(known, key)
-    if not exists and not is_open(key.rpartition(".")[0]):
+        return False
+    if not any(_has(tree, key) for tree in known) and not is_open(key.rpartition(".")[0]):
         faults.append(_unknown(key, override.value(), known))
-        return None
-    # `+` on a key that exists, or none on a key below an open one: what is meant is plain
-    return text.lstrip("+") if exists else "++" + text.lstrip("+")
+        return False
+    return True
 
 
-def _unknown(key: str, value: Any, known: DictConfig) -> Fault:
-    return Fault(key, value, "no such key", suggestion(key, [path for path, _ in _paths(known, "")]))
+def _unknown(key: str, value: Any, known: Sequence[DictConfig]) -> Fault:
+    paths = dict.fromkeys(path for tree in known for path in _paths(tree, ""))
+    return Fault(key, value, "no such key", suggestion(key, list(paths)))
 
 
 def suggestion(key: str, paths: Sequence[str]) -> str:
@@ -221,11 +226,11 @@ def suggestion(key: str, paths: Sequence[str]) -> str:
     return f"did you mean {close}?" if close else "python train.py --cfg job lists all keys"
 
 
-def _paths(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
+def _paths(node: DictConfig, prefix: str) -> Iterator[str]:
     for key in node:
         path = f"{prefix}{key}"
         child = node._get_node(key)
-        yield path, child
+        yield path
         if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
             yield from _paths(child, path + ".")
 
@@ -240,27 +245,38 @@ def _has(node: DictConfig, key: str) -> bool:
 
 def _leaves(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
     for key in node:
-        path = f"{prefix}{key}"
-        child = node._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation() and len(child):
-            if str(key) not in _OPEN:
-                yield from _leaves(child, path + ".")
-                continue
-        try:
-            value = None if OmegaConf.is_missing(node, key) else node[key]
-        except OmegaConfBaseException:
-            value = str(child._value())
-        yield path, _plain(value)
+        path, child = f"{prefix}{key}", node._get_node(key)
+        nested = isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation() and len(child)
+        if nested and str(key) not in _OPEN:
+            yield from _leaves(child, path + ".")
+        else:
+            yield path, _written(child)
+
+
+def _written(node: Any) -> Any:
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+
+
+def _parent(cfg: DictConfig, key: str) -> tuple[DictConfig, str]:
+    head, _, last = key.rpartition(".")
+    return (OmegaConf.select(cfg, head) if head else cfg), last
 
 
 def _fault_of(name: str, folder: Path, error: Exception) -> Fault:
-    text = _first_line(error)
-    if "Cannot find primary config" in text or f"'{name}'" in text and "find" in text.lower():
-        names = config_names(None if folder == CONFIG_DIR else folder)
-        close = nearest(name, names)
-        fix = f"did you mean {close}?" if close else f"known: {', '.join(names)}"
-        return Fault("--config-name", name, f"no such config in {folder}", fix)
-    return Fault("", NO_VALUE, text)
+    if not isinstance(error, MissingConfigException):
+        return Fault("", NO_VALUE, _first_line(error))
+    missing = error.missing_cfg_file or name
+    if missing == name:
+        options = config_names(None if folder == CONFIG_DIR else folder)
+        key, problem = "--config-name", f"no such config in {folder}"
+    else:
+        options = list(error.options or [])
+        key, problem = "defaults", "no such config"
+        if "/" in missing:
+            group, missing = missing.rsplit("/", 1)
+            key = f"+{group}"
+    close = nearest(missing, options)
+    return Fault(key, missing, problem, f"did you mean {close}?" if close else f"known: {', '.join(options)}")
 
 
 def _first_line(error: Exception) -> str:

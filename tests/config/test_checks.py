@@ -1,0 +1,182 @@
+"""Each fault that can be told before Ray starts: found, and worded so that the fix is plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from ragen.config import load
+from ragen.config.checks import DERIVED, NOT_BUILT, check
+from ragen.config.compose import CONFIG_DIR, changed, schema
+
+Quickstart = Callable[..., DictConfig]
+
+
+def faults(cfg: DictConfig) -> list[str]:
+    return [str(fault) for fault in check(cfg)]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart-short", "quickstart-smollm"])
+def test_cpu_configs_are_sound_here(name: str):
+    assert faults(load(name)) == []
+
+
+@pytest.mark.parametrize("name", ["base", "base-lora", "_1_bandit", "_2_sokoban", "_3_frozen_lake"])
+def test_gpu_configs_are_sound_on_a_gpu(name: str, two_gpus: None):
+    assert faults(load(name)) == []
+
+
+@pytest.mark.parametrize("name", ["_1_bandit", "_2_sokoban", "_3_frozen_lake"])
+def test_any_config_runs_on_a_cpu_with_the_preset(name: str):
+    assert faults(load(name, ["+hw=cpu"])) == []
+
+
+@pytest.mark.parametrize("hardware", ["1x24gb", "1x80gb"])
+def test_gpu_presets_are_sound(hardware: str, two_gpus: None):
+    assert faults(load("_2_sokoban", [f"+hw={hardware}"])) == []
+
+
+def test_eight_gpu_preset_needs_eight(two_gpus: None):
+    found = faults(load("_2_sokoban", ["+hw=8x80gb"]))
+
+    assert found == ["trainer.n_gpus_per_node=8: this machine has 2; set it to 2 or less"]
+
+
+def test_no_gpu_names_it_and_the_way_out(monkeypatch: pytest.MonkeyPatch):
+    from ragen.config import checks
+
+    monkeypatch.setattr(checks, "cuda_devices", lambda visible=None: [])
+
+    (found,) = faults(load("base"))
+
+    assert found.startswith("trainer.device=cuda: this machine has no CUDA GPU")
+    assert "quickstart" in found
+
+
+CASES = [
+    ("ppo_mini_batch_size=24", "not whole groups of 16 episodes; sizes that work: 16, 32, 64, 128"),
+    ("ppo_mini_batch_size=48", "do not divide by it; sizes that work: 16, 32, 64, 128"),
+    ("ppo_mini_batch_size=256", "more than the 128 episodes that a step trains on"),
+    ("micro_batch_size_per_gpu=5", "sizes that work: 1, 2, 4, 8, 16, 32"),
+    ("es_manager.train.env_configs.tags=[SimpelSokoban]", "did you mean SimpleSokoban?"),
+    ("es_manager.train.env_configs.tags=[SimpleSokoban, SimpleSokoban]", "named twice"),
+    ("es_manager.train.env_configs.n_groups=[7]", "adds up to 7, not to env_groups=8; null splits them equally"),
+    ("es_manager.train.env_configs.tags=[Bandit, FrozenLake, SimpleSokoban]", "for example [3, 3, 2]"),
+    ("es_manager.train.env_groups=-8", "too small; the least is 1"),
+    ("es_manager.train.group_size=abc", "a number is wanted; the default is 16"),
+    ("es_manager.train.group_size=2.5", "a whole number is wanted"),
+    ("custom_envs.SimpleSokoban.env_config.num_boxs=2", "num_boxes"),
+    ("custom_envs.SimpleSokoban.env_type=sokobann", "sokoban"),
+    ("algorithm.adv_estimator=gea", "unknown; did you mean gae?"),
+    ("algorithm.lam=1.5", "out of range; at least 0 and at most 1"),
+    ("agent_proxy.context_window_mode=single_turn", "not built yet; leave it at full"),
+    ("algorithm.bi_level_gae=true", "not built yet; leave it at false"),
+    ("actor_rollout_ref.rollout.rollout_filter_value=0.9", "not built yet; leave it at 1.0"),
+    ("custom_reward_function.path=my.py", "not built yet; leave it at null"),
+    ("trainer.balance_batch=false", "nothing reads this key here; leave it out"),
+    ("critic.grad_clip=0.5", "set critic.optim.clip_grad instead"),
+    ("data.prompt_key=question", "rows are environment groups"),
+    ("data.train_batch_size=64", "set es_manager.train.env_groups"),
+    ("actor_rollout_ref.rollout.n=8", "set es_manager.train.group_size"),
+    ("actor_rollout_ref.actor.clip_ratio=0.3", "read only where clip_ratio_low and clip_ratio_high are null"),
+    ("actor_rollout_ref.rollout.rollout_filter_ratio=0.1", "keeps no group of 8; at least 0.125"),
+    ("actor_rollout_ref.rollout.rollout_filter_ratio=0", "out of range; above 0 and at most 1"),
+    ("actor_rollout_ref.rollout.max_model_len=16", "leaves nothing for the prompt"),
+    ("actor_rollout_ref.rollout.max_model_len=60", "the first turn cannot fit"),
+    ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "1 devices do not divide by it"),
+    ("trainer.n_gpus_per_node=3", "cannot be shared equally by 3 devices"),
+    ("trainer.logger=[console, wandbb]", "did you mean wandb?"),
+    ("trainer.resume_mode=resume_path", "needs a checkpoint"),
+    ("trainer.resume_from_path=/nowhere/global_step_5", "set trainer.resume_mode=resume_path"),
+    ("trainer.save_freq=0", "-1 turns it off"),
+    ("trainer.total_training_steps=null", "a number is wanted"),
+    ("seed=-1", "choose one from 0 to 1999"),
+    ("seed.train=130", "levels that it is judged by"),
+    ("model_path=/nowhere/model", "no such folder"),
+    ("model_path=tinny", "did you mean tiny?"),
+    ("actor_rollout_ref.actor.strategy=fsdp", "FSDP 1 refuses a CPU"),
+    ("actor_rollout_ref.actor.strategy=megatron", "unknown"),
+    ("attn_implementation=flash_attention_2", "needs a GPU"),
+    ("lora.rank=1024", "more than vLLM serves"),
+    ("critic.enable=false", "gae needs the critic's values"),
+    ("algorithm=3", "a mapping of keys is wanted here"),
+]
+
+
+@pytest.mark.parametrize(("override", "words"), CASES, ids=[case[0] for case in CASES])
+def test_a_fault_names_its_key_and_its_fix(override: str, words: str, quickstart: Quickstart):
+    found = faults(quickstart(override))
+
+    key = override.partition("=")[0]
+    assert any(words in text for text in found), found
+    assert any(key.rpartition(".")[2] in text for text in found)
+    assert all("\n" not in text for text in found)
+
+
+def test_all_faults_come_at_once(quickstart: Quickstart):
+    found = faults(quickstart("ppo_mini_batch_size=24", "trainer.balance_batch=false", "algorithm.lam=2"))
+
+    assert len(found) == 3
+
+
+def test_kl_without_a_reference_model(quickstart: Quickstart):
+    found = faults(quickstart("actor_rollout_ref.actor.use_ref=false", "actor_rollout_ref.actor.use_kl_loss=true"))
+
+    assert found == [
+        "actor_rollout_ref.actor.use_ref=false: actor_rollout_ref.actor.use_kl_loss needs the reference model; "
+        "set one of them"
+    ]
+
+
+def test_grpo_needs_groups(quickstart: Quickstart):
+    found = faults(quickstart("algorithm.adv_estimator=grpo", "es_manager.train.group_size=1"))
+
+    assert any("grpo compares a group's episodes" in text for text in found)
+
+
+def test_episode_must_fit_a_dynamic_batch(quickstart: Quickstart):
+    found = faults(
+        quickstart(
+            "actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=512"
+        )
+    )
+
+    assert any("ppo_max_token_len_per_gpu=512" in text and "1024" in text for text in found)
+
+
+def test_unknown_key_in_a_yaml_file(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("defaults: [quickstart, _self_]\nalgorithm: {lamm: 0.9}\nagent_prox: {a: 1}\n")
+
+    found = faults(load("mine", [], tmp_path))
+
+    assert "algorithm.lamm=0.9: no such key; did you mean algorithm.lam?" in found
+    assert any(text.startswith("agent_prox.a=1: no such key") for text in found)
+
+
+def test_a_model_with_too_few_positions(small_model: Path, quickstart: Quickstart):
+    found = faults(quickstart(f"model_path={small_model}", "actor_rollout_ref.rollout.max_model_len=8192"))
+
+    assert any("has 4096 positions; set it to 4096 or less" in text for text in found)
+
+
+def test_tables_name_existing_keys():
+    assert set(NOT_BUILT) | set(DERIVED) <= set(schema())
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIG_DIR.glob("*.yaml") if p.stem != "envs"))
+def test_no_config_of_ours_sets_a_derived_key(name: str):
+    cfg = load(name)
+
+    assert [key for key in DERIVED if name != "ppo_trainer" and changed(cfg, key)] == []
+
+
+def test_off_values_of_unbuilt_features_are_accepted(quickstart: Quickstart):
+    overrides = [
+        f"{key}={'null' if off is None else str(off).lower() if isinstance(off, bool) else off}"
+        for key, off in NOT_BUILT.items()
+    ]
+
+    assert faults(quickstart(*overrides)) == []
