@@ -119,10 +119,12 @@ if [ "$plan" = remake ] && [ -z "$state" ] && suits .venv/bin/python; then
     die "$reason, and this script did not make it. Move it away (mv .venv .venv.old) and run again"
 fi
 
-say "engine: $kind ($why)"
-say "python: ${python:-none of 3.10 to 3.12 found, uv will fetch 3.11}"
-say ".venv:  $plan ($reason)"
-if [ "$kind" = gpu ]; then
+if [ -z "$repin" ]; then
+    say "engine: $kind ($why)"
+    say "python: ${python:-none of 3.10 to 3.12 found, uv will fetch 3.11}"
+    say ".venv:  $plan ($reason)"
+fi
+if [ "$kind" = gpu ] && [ -z "$repin" ]; then
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
     case "${driver%%.*}" in
         "" | *[!0-9]*) say "note: no NVIDIA driver answers here; training will need one, 580 or newer" ;;
