@@ -177,6 +177,9 @@ PROMISES = {
     f"{RECEIVER}:BucketedWeightReceiver.receive_weights": ["tensor.to(self.device)"],
     f"{RECEIVER}:rebuild_shared_memory": ["torch.frombuffer"],
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": ["ops._supports_onednn", "torch.empty(0)"],
+    "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": ["compiled_random_sample(logits)"],
+    "vllm.v1.sample.ops.topk_topp_sampler:compiled_random_sample": ["exponential_()"],
+    "vllm.v1.sample.sampler:Sampler.gather_logprobs": ["batched_count_greater_than("],
     # CPU features, not the version, choose vLLM's library, so one set-up serves AVX2 and AVX-512
     "vllm.platforms.cpu:CpuPlatform.import_kernels": ["_is_avx512_supported()", "vllm._C_AVX2"],
     "vllm.platforms:vllm_version_matches_substr": ['version("vllm")'],

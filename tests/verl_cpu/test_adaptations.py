@@ -159,6 +159,25 @@ def test_onednn_is_off_and_comes_back():
     assert module._supports_onednn is True
 
 
+@pytest.mark.parametrize(
+    ("adapt", "module_name", "name"),
+    [
+        (adaptations.sample_without_compiler, "vllm.v1.sample.ops.topk_topp_sampler", "compiled_random_sample"),
+        (adaptations.rank_without_compiler, "vllm.v1.sample.sampler", "batched_count_greater_than"),
+    ],
+)
+def test_samplers_run_uncompiled(adapt, module_name, name):
+    def plain(x):
+        return x + 1
+
+    compiled = torch.compile(plain)
+    module = types.SimpleNamespace(**{name: compiled})
+    undo = adapted(adapt, module_name, module)
+    assert getattr(module, name) is plain
+    undo.close()
+    assert getattr(module, name) is compiled
+
+
 def test_a_moved_door_is_an_error_not_a_silent_pass():
     with pytest.raises(AttributeError, match="_supports_onednn"):
         adapted(adaptations.keep_vllm_weights, "vllm._custom_ops", types.SimpleNamespace())

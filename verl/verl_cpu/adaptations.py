@@ -167,6 +167,34 @@ def copy_received_weights(undo: ExitStack, hook: ImportHook) -> None:
     hook.after_import("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", replace)
 
 
+def sample_without_compiler(undo: ExitStack, hook: ImportHook) -> None:
+    """Draw tokens with torch's own kernels.
+
+    On a CPU vLLM compiles this function of four operations with Inductor, ``enforce_eager`` or not: the engine then
+    needs a C++ compiler on the machine and spends half a minute of its first start on it. A batch in which every
+    request has a seed takes vLLM's uncompiled path anyway. Replaces ``compiled_random_sample`` in
+    ``vllm.v1.sample.ops.topk_topp_sampler`` by the function that was compiled.
+    """
+    hook.after_import(
+        "vllm.v1.sample.ops.topk_topp_sampler",
+        lambda module: _replace(undo, module, "compiled_random_sample", _uncompiled(module.compiled_random_sample)),
+    )
+
+
+def rank_without_compiler(undo: ExitStack, hook: ImportHook) -> None:
+    """Count ranks for log-probs with torch's own kernels.
+
+    As above, for the other function that vLLM compiles on a CPU; it runs whenever log-probs are asked for. Replaces
+    ``batched_count_greater_than`` in ``vllm.v1.sample.sampler`` by the function that was compiled.
+    """
+    hook.after_import(
+        "vllm.v1.sample.sampler",
+        lambda module: _replace(
+            undo, module, "batched_count_greater_than", _uncompiled(module.batched_count_greater_than)
+        ),
+    )
+
+
 def offer_ray_slots(undo: ExitStack, hook: ImportHook) -> None:
     """Start a local Ray with enough logical CPU and GPU slots for veRL's actors.
 
@@ -200,6 +228,8 @@ ADAPTATIONS: tuple[Callable[[ExitStack, ImportHook], None], ...] = (
     answer_for_vllm,
     keep_vllm_weights,
     copy_received_weights,
+    sample_without_compiler,
+    rank_without_compiler,
     offer_ray_slots,
 )
 
@@ -208,6 +238,11 @@ def _replace(undo: ExitStack, owner: object, name: str, new: object) -> None:
     """Set an attribute that must exist, and remember the old one."""
     undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, new)
+
+
+def _uncompiled(compiled: Callable) -> Callable:
+    """The function that ``torch.compile`` was given; one that was not compiled is its own original."""
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled)
 
 
 def _always_fsdp2(engine: type) -> type:
