@@ -40,15 +40,15 @@ _FILTER_PREFIX = "rollout_filter_"
 def to_verl(cfg: DictConfig, *, config_name: str = "base", run_dir: str | Path | None = None) -> DictConfig:
     """veRL's configuration for a checked RAGEN config, with everything of ours under `ragen`.
 
-    `cfg` is left as it is. Everything is resolved except veRL's own interpolations and `???`.
+    `cfg` is left as it is. The result is resolved throughout; what veRL leaves open (`???`) stays open.
     run_dir: the run's folder; checkpoints go below it. None (tests, benches): `trainer.default_local_dir` stays.
     """
     cfg = copy.deepcopy(cfg)
     cfg.model_path = resolve_model_path(cfg.model_path)
     cfg.attn_implementation = resolve_attention(cfg.attn_implementation, cfg.trainer.device)
-    own = _own(cfg)
     seed = resolve_seed(cfg.seed)
     out: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
+    own = _own(out)
     for key in (*_OWN_TOP, *_LEGACY):
         out.pop(key)
     _set_sizes(out, own)
@@ -109,9 +109,8 @@ def resolve_attention(attn_implementation: str, device: str) -> str:
     return "flash_attention_2" if device == "cuda" and importlib.util.find_spec("flash_attn") else "sdpa"
 
 
-def _own(cfg: DictConfig) -> dict[str, Any]:
+def _own(plain: dict[str, Any]) -> dict[str, Any]:
     """RAGEN's node, except for what only the hand-over knows."""
-    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
     rollout, trainer = plain["actor_rollout_ref"]["rollout"], plain["trainer"]
     es_manager = plain["es_manager"]
     for side in ("train", "val"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,20 +30,24 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A throw-away Qwen2 model of 4 words with its tokenizer."""
+    """The folder of a throw-away model, written without torch: shape, tokenizer of four words, two tensors."""
+    import numpy as np
+    from safetensors.numpy import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("model")
-    words = {"<|endoftext|>": 0, "<|im_end|>": 1, "a": 2, "b": 3}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
+    end, pad = "<|im_end|>", "<|endoftext|>"
+    tokenizer = Tokenizer(models.WordLevel({pad: 0, end: 1, "a": 2, "b": 3}, unk_token=pad))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token="<|endoftext|>"
-    ).save_pretrained(folder)
-    config = Qwen2Config(
-        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=4096, eos_token_id=1, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": pad, "unk_token": pad}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    shape = {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 4, "hidden_size": 16,
+        "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 4096, "eos_token_id": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    tensors = {"model.embed_tokens.weight": (4, 16), "model.norm.weight": (16,)}
+    save_file({name: np.zeros(size, np.float32) for name, size in tensors.items()}, folder / "model.safetensors")
     return folder

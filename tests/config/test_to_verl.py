@@ -63,7 +63,7 @@ def test_verl_starts_from_what_it_would_compose_itself():
         found = []
         for key in theirs:
             child = theirs._get_node(key)
-            if key not in ours:
+            if key not in ours.keys():  # `in` is False for ???
                 found.append(prefix + key)
             elif OmegaConf.is_dict(child) and OmegaConf.is_dict(ours._get_node(key)) and not child._is_none():
                 found += missing(child, ours._get_node(key), f"{prefix}{key}.")
