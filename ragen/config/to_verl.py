@@ -22,6 +22,9 @@ VAL_SEED = 123
 #: Training seeds of two run seeds lie this far apart; no run plays more groups.
 RUN_SEED_STRIDE = 1_000_000
 
+#: Estimators that compare an episode with its group: one whose siblings all failed has nothing to be compared with.
+GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline")
+
 #: RAGEN's keys inside veRL's nodes.
 _OWN_ACTOR = ("use_ref", "filter_loss_scaling")
 _OWN_ALGORITHM = ("high_level_gamma", "bi_level_gae", "zero_task_advantage", "soft_advantage_reweight")
@@ -167,7 +170,8 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
     critic["fsdp"]["infer_micro_batch_size_per_gpu"] = critic["ppo_micro_batch_size_per_gpu"]
     critic["ppo_infer_max_token_len_per_gpu"] = critic["ppo_max_token_len_per_gpu"]
 
-    out["trainer"]["v1"]["sampler"]["sampler_kwargs"] = dict(own["rollout_filter"])
+    compares = out["algorithm"]["adv_estimator"] in GROUP_ESTIMATORS and group_size > 1
+    out["trainer"]["v1"]["sampler"]["sampler_kwargs"] = {**own["rollout_filter"], "min_members": 2 if compares else 1}
     for key in [key for key in rollout if key.startswith(_FILTER_PREFIX)]:
         del rollout[key]
 

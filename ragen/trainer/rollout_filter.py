@@ -29,7 +29,7 @@ def select_groups(returns: Mapping[str, Sequence[float]], *, ratio: float, order
     if order not in ("std", "std_rev"):
         raise ValueError(f"rollout_filter_type must be std or std_rev, is {order!r}")
     groups = list(returns)
-    spread = np.array([np.std(returns[group]) for group in groups])
+    spread = np.array([np.std(returns[group]) for group in groups], dtype=np.float64)
     ranked = np.argsort(-spread if order == "std" else spread, kind="stable")
     kept = set(ranked[: int(ratio * len(groups))].tolist())
     return [group for index, group in enumerate(groups) if index in kept]

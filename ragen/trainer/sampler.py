@@ -5,7 +5,6 @@ Group status and episode returns travel as TransferQueue tags, so that nothing h
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,8 +16,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from ragen.trainer.rollout_filter import select_groups
 
-logger = logging.getLogger(__name__)
-
 #: Seconds between two looks at the queue; veRL's 2 s would be most of a fast step.
 POLL_S = 0.05
 
@@ -26,8 +23,9 @@ POLL_S = 0.05
 class RagenReplayBuffer(ReplayBuffer):
     """The sync replay buffer with a rollout filter.
 
-    `trainer.v1.sampler.sampler_kwargs` carries the filter's settings: `ratio` and `type`. `before_poll`, set by the
-    trainer, is called between polls and may raise to abandon the step.
+    `trainer.v1.sampler.sampler_kwargs` carries the filter's settings, `ratio` and `type`, and `min_members`, the least
+    number of usable episodes of a group. `before_poll`, set by the trainer, is called between polls and may raise to
+    abandon the step.
     """
 
     def __init__(self, **kwargs):
@@ -56,15 +54,14 @@ class RagenReplayBuffer(ReplayBuffer):
         returns: dict[str, list[float]] = defaultdict(list)
         for key, tag in zip(batch.keys, batch.tags, strict=True):
             returns[key.split("_")[0]].append(tag["episode_return"])
-        if not returns:
-            logger.warning("no episode of this step can be trained on; the update is skipped")
-            return batch, {"rollout/groups": 0.0, "rollout/groups_kept": 0.0}
-        kept = set(select_groups(returns, ratio=self.sampler_kwargs["ratio"], order=self.sampler_kwargs["type"]))
+        # a group estimator has no baseline for a member whose siblings all failed
+        compared = {uid: values for uid, values in returns.items() if len(values) >= self.sampler_kwargs["min_members"]}
+        kept = set(select_groups(compared, ratio=self.sampler_kwargs["ratio"], order=self.sampler_kwargs["type"]))
         dropped = [key for key in batch.keys if key.split("_")[0] not in kept]
         if dropped:
             tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
         keep = [i for i, key in enumerate(batch.keys) if key.split("_")[0] in kept]
-        metrics = {"rollout/groups": float(len(returns)), "rollout/groups_kept": float(len(kept))}
+        metrics = {"rollout/groups": float(len(compared)), "rollout/groups_kept": float(len(kept))}
         metrics |= _spread_metrics("rollout/in_group", list(returns.values()))
         metrics |= _spread_metrics(
             "rollout/chosen_in_group", [values for uid, values in returns.items() if uid in kept]

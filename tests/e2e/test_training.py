@@ -1,0 +1,91 @@
+"""End to end on a CPU: the warm-started tiny model, vLLM, veRL on Ray, at a large learning rate.
+
+Each run is a process of its own, two to three minutes long, most of it imports.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+#: Mean |Δ log-prob| between rollout engine and actor when they hold the same float32 weights.
+SAME = 1e-5
+LARGE_STEPS = ["actor_rollout_ref.actor.optim.lr=1e-3", "critic.optim.lr=1e-3"]
+
+
+def train(run_dir: Path, *overrides: str, steps: int = 3, skip_sync: int = 0) -> list[dict]:
+    """Run a probe training; returns its metrics by step."""
+    run_dir.mkdir(exist_ok=True)
+    command = [sys.executable, str(HERE / "run_probe.py"), str(run_dir), "quickstart-short"]
+    command += [f"trainer.total_training_steps={steps}", f"trainer.rollout_data_dir={run_dir / 'rollouts'}", *overrides]
+    env = {
+        **os.environ,
+        "PROBE_SKIP_SYNC": str(skip_sync),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "verl")]),
+    }
+    with (run_dir / "output.log").open("a") as log:
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=1400)
+    assert done.returncode == 0, (run_dir / "output.log").read_text()[-4000:]
+    return records(run_dir / "metrics.jsonl")
+
+
+def records(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def difference(metrics: list[dict]) -> dict[int, float]:
+    key = "training/rollout_log_prob_diff_mean"
+    return {record["step"]: record[key] for record in metrics if key in record}
+
+
+def seeds(run_dir: Path, step: int) -> set[int]:
+    return {record["seed"] for record in records(run_dir / "rollouts" / f"{step}.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory):
+    """Three PPO steps; the sync after step 2 is left out."""
+    run_dir = tmp_path_factory.mktemp("ppo")
+    return run_dir, train(run_dir, *LARGE_STEPS, skip_sync=2)
+
+
+def test_every_update_uses_exactly_the_sampled_ids(ppo):
+    probes = records(ppo[0] / "probe.jsonl")
+    assert [probe["step"] for probe in probes] == [1, 2, 3]
+    assert all(probe["exact"] and probe["whole"] and probe["rows"] == 128 for probe in probes)
+
+
+def test_rollout_and_actor_agree_after_each_sync_and_not_without_one(ppo):
+    by_step = difference(ppo[1])
+    assert by_step[1] <= SAME and by_step[2] <= SAME
+    assert by_step[3] >= 10 * SAME and by_step[3] >= 10 * max(by_step[1], by_step[2])
+
+
+def test_each_step_is_logged_once_and_every_part_worked(ppo):
+    steps = [record["step"] for record in ppo[1]]
+    assert steps == [0, 1, 2, 3]
+    for record in ppo[1][1:]:
+        assert record["actor/grad_norm"] > 0 and record["critic/vf_loss"] >= 0
+        assert record["train/failed"] == 0 and record["train/SimpleSokoban/action_is_valid"] > 0.8
+
+
+def test_a_resumed_run_continues_with_the_next_seeds(ppo):
+    run_dir, _ = ppo
+    assert [min(seeds(run_dir, step)) for step in (1, 2, 3)] == [10000, 10008, 10016]
+    metrics = train(run_dir, *LARGE_STEPS, steps=4)
+    assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
+    assert seeds(run_dir, 4) == set(range(10024, 10032))
+    assert difference(metrics)[4] <= SAME
+
+
+def test_lora_weights_reach_the_rollout_engine(tmp_path):
+    by_step = difference(train(tmp_path, *LARGE_STEPS, "lora.rank=8", skip_sync=2))
+    assert by_step[1] <= SAME and by_step[2] <= SAME
+    assert by_step[3] >= 10 * SAME
