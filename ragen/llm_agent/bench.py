@@ -4,14 +4,14 @@ Two questions, each answered by the median of `--repeats` alternating runs (A B 
 
 **vllm: is the engine kept busy?** New tokens per second of the agent proxy (`LLMAgentProxy`, `EnvStateManager`,
 `ContextManager`, unchanged, with an environment that costs nothing) against a bare asyncio loop over *the same engine
-object* in this process, without Ray. The bare loop holds token ids that were computed beforehand and does nothing but
-append each reply and the next suffix and ask the engine again. Both ask for the same: prompts, sampling seeds, log-probs,
-exactly `--tokens` new tokens a turn (`ignore_eos`), the next turn of an episode as soon as its reply is there, at most
-`--concurrency` episodes at once in the same order. The clock runs from the first request to the last reply (for the proxy:
-to the last finished `Trajectory`). Before the first pair the proxy plays once, unmeasured, which warms up the engine and
-yields the suffixes; the bare loop then plays once as well. The prefix cache is emptied before every run, so that neither
-side finds what the other computed. Engine start-up and the loading of the model are not measured. The engine shares the
-machine with both sides, as in a real rollout: time that a side takes from a core is time that the engine lacks.
+object*, without Ray. The bare loop holds token ids that were computed beforehand and does nothing but append each reply
+and the next suffix and ask the engine again. Both ask for the same: prompts, sampling seeds, log-probs, exactly
+`--tokens` new tokens a turn (`ignore_eos`), the next turn of an episode as soon as its reply is there, at most
+`--concurrency` episodes at once in the same order. The clock runs from the first request to the last reply (for the
+proxy: to the last finished `Trajectory`). Before the first pair the proxy plays once, unmeasured, which warms up the
+engine and yields the suffixes; then the bare loop plays once. The prefix cache is emptied before every run, so that
+neither side finds what the other computed. Starting the engine is not measured. The engine shares the machine with both
+sides, as in a real rollout: time that a side takes from a core is time that the engine lacks.
 Goal: proxy ≥ 0.95 of the bare loop.
 
 **simulated: does a slow reply hold up the others?** The same proxy over an engine that only sleeps: latencies are
@@ -215,8 +215,8 @@ async def bench_vllm(workload: Workload, model: str, tokenizer: Any, repeats: in
 
         async def generate(prompt_ids: list[int], params: Any) -> list[int]:
             async for output in engine.generate({"prompt_token_ids": prompt_ids}, params, str(next(numbers))):
-                pass
-            return list(output.outputs[0].token_ids)
+                ids = output.outputs[0].token_ids  # the only output is the last
+            return list(ids)
 
         async def timed(run: Callable[[], Awaitable[list[Any]]]) -> tuple[float, list[Any]]:
             await engine.reset_prefix_cache()
@@ -237,17 +237,7 @@ async def bench_vllm(workload: Workload, model: str, tokenizer: Any, repeats: in
         proxy.es.close()
     share = sum(same) / len(same)
     note = f"{share:.0%} of the episodes token-identical on both sides; all have the same lengths of reply"
-    return Comparison(
-        "vllm",
-        "new tokens/s",
-        "agent proxy",
-        ours,
-        "bare loop, same engine",
-        bare,
-        PROXY_GOAL,
-        inverse=False,
-        note=note,
-    )
+    return Comparison("vllm", "new tokens/s", ours, "bare loop", bare, PROXY_GOAL, inverse=False, note=note)
 
 
 @contextlib.asynccontextmanager
@@ -340,15 +330,7 @@ async def bench_simulated(workload: Workload, tokenizer: Any, repeats: int, medi
         _say(f"simulated run {repeat + 1}/{repeats}: proxy {ours[-1]:.2f} s, lockstep {barrier[-1]:.2f} s")
     note = f"ideal {statistics.median(ideal):.2f} s: the same replies without any barrier or overhead"
     return Comparison(
-        "simulated",
-        "s, makespan",
-        "agent proxy",
-        ours,
-        "lockstep loop",
-        barrier,
-        LOCKSTEP_GOAL,
-        inverse=True,
-        note=note,
+        "simulated", "s, makespan", ours, "lockstep loop", barrier, LOCKSTEP_GOAL, inverse=True, note=note
     )
 
 
@@ -361,8 +343,8 @@ class Comparison:
 
     name: str
     unit: str
-    ours_name: str
     ours: list[float]
+    """The agent proxy."""
     other_name: str
     other: list[float]
     goal: float
@@ -396,7 +378,7 @@ def print_table(comparisons: Sequence[Comparison], title: str) -> None:
     table = Table("engine", "side", "unit", "median", "least … most", title=title, title_justify="left")
     for c in comparisons:
         form = "{:.2f}" if statistics.median(c.ours) < 100 else "{:,.0f}"
-        for name, values in ((c.ours_name, c.ours), (c.other_name, c.other)):
+        for name, values in (("agent proxy", c.ours), (c.other_name, c.other)):
             spread = f"{form.format(min(values))} … {form.format(max(values))}"
             table.add_row(c.name, name, c.unit, form.format(statistics.median(values)), spread)
         met = "met" if c.ratio >= c.goal else "not met"
@@ -424,22 +406,23 @@ def built_tiny_model() -> Path | None:
 
 
 def make_throwaway(folder: Path) -> None:
-    """Tokenizer and config of a small Qwen2 of the tiny model's shape, without weights (vLLM draws its own)."""
-    from transformers import Qwen2Config
+    """Tokenizer and config of a small Qwen3 of the tiny model's shape, without weights (vLLM draws its own)."""
+    from transformers import Qwen3Config
 
     from ragen.tiny_model import Recipe, make_tokenizer
 
     recipe = Recipe()
     tokenizer = make_tokenizer(recipe)
     tokenizer.save_pretrained(folder)
-    Qwen2Config(
-        architectures=["Qwen2ForCausalLM"],
+    Qwen3Config(
+        architectures=["Qwen3ForCausalLM"],
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.heads,
+        head_dim=recipe.hidden_size // recipe.heads,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -461,7 +444,7 @@ def model_folder(given: str | None):
     else:
         with tempfile.TemporaryDirectory(prefix="ragen-bench-") as folder:
             make_throwaway(Path(folder))
-            yield folder, "throw-away Qwen2 with random weights (no tiny model is built)", {"load_format": "dummy"}
+            yield folder, "throw-away Qwen3 with random weights (no tiny model is built)", {"load_format": "dummy"}
 
 
 # --- command line ----------------------------------------------------------------------------------------------------

@@ -14,9 +14,14 @@ from ragen.llm_agent.policy import Generation, GenerationError, Sampling
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-#: Size of the KV cache on a CPU, bytes, unless `kv_cache_memory_bytes` or VLLM_CPU_KVCACHE_SPACE says otherwise: vLLM's
-#: own choice there is nearly all memory of the machine.
-CPU_KV_CACHE_BYTES = 1 << 30
+#: What differs on a CPU from vLLM's own choices.
+CPU_ENGINE_ARGS: dict[str, Any] = {
+    "dtype": "float32",  # "auto" makes bfloat16 of a float32 model; most CPUs only emulate it
+    "enforce_eager": True,  # compiling takes longer than most uses here, and needs a C++ compiler
+    # A prompt that is read in two parts, with a sampling seed, ends the engine: "CPU Generator does not use offset".
+    "enable_chunked_prefill": False,
+    "kv_cache_memory_bytes": 1 << 30,  # else nearly all memory of the machine; VLLM_CPU_KVCACHE_SPACE comes first
+}
 
 
 def start_engine(model: str, **engine_args: Any) -> AsyncLLM:
@@ -36,8 +41,7 @@ def start_engine(model: str, **engine_args: Any) -> AsyncLLM:
 
     args: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "seed": 0, "disable_log_stats": True}
     if current_platform.is_cpu():
-        # Compiling takes longer than most uses on a CPU, and needs a C++ compiler.
-        args |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}
+        args |= CPU_ENGINE_ARGS
     args |= engine_args
     if args["logprobs_mode"] != "processed_logprobs":
         raise ValueError(
@@ -101,8 +105,8 @@ class VllmPolicy:
         last = None
         try:
             # A cancellation is raised inside the engine's generator, which aborts the request.
-            async for last in self.engine.generate(prompt, params, f"{episode}-{next(self._numbers)}"):
-                pass
+            async for output in self.engine.generate(prompt, params, f"{episode}-{next(self._numbers)}"):
+                last = output
         except Exception as error:  # a refused prompt, or a dead engine
             raise GenerationError(f"vLLM failed: {type(error).__name__}: {error}") from error
         return read_output(last)
