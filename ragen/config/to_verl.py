@@ -100,6 +100,10 @@ def resolve_model_path(model_path: str) -> str:
         from ragen.tiny_model import path  # builds the model on first use: minutes
 
         return str(path())
+    if model_path == "smollm":
+        from ragen.smollm import path as smollm_path
+
+        return str(smollm_path())
     if model_path.startswith(("~", "./", "../")):
         return str(Path(model_path).expanduser().resolve())
     return model_path

