@@ -8,7 +8,8 @@ import re
 
 import pytest
 import yaml
-from door_source import find, folder_of, parameters_of, source_of, text_of
+
+from tests.contracts.door_source import find, folder_of, parameters_of, source_of, text_of
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 RECEIVER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
