@@ -110,7 +110,7 @@ def _run_here(config: DictConfig) -> None:
     ray_init: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     address = ray_init.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
     runtime_env = ray_init.pop("runtime_env", None) or {}
-    runtime_env = {**runtime_env, "env_vars": {**_worker_environment(), **runtime_env.get("env_vars", {})}}
+    runtime_env = {**runtime_env, "env_vars": {**_worker_environment(config), **runtime_env.get("env_vars", {})}}
     # `local` never joins another run's Ray
     context = ray.init(address=address, runtime_env=runtime_env, **ray_init)
     logs = _link_logs(config.ragen.run_dir, context.address_info["session_dir"])
@@ -139,11 +139,18 @@ def _link_logs(run_dir: str | None, session_dir: str) -> Path:
     return link
 
 
-def _worker_environment() -> dict[str, str]:
-    """Environment variables of every Ray worker, in veRL's terms plus what its start-up sets."""
+def _worker_environment(config: DictConfig) -> dict[str, str]:
+    """Environment variables of every Ray worker: veRL's, and the cores that a training rank may compute on."""
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    return {**get_ppo_ray_runtime_env(None).get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1"}
+    # Ray gives a worker one thread. Ranks compute at the same time; rollout and update never do.
+    cores = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // config.trainer.n_gpus_per_node))
+    return {
+        **get_ppo_ray_runtime_env(None).get("env_vars", {}),
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "OMP_NUM_THREADS": threads,
+    }
 
 
 def _run_as_actor(config: DictConfig) -> None:
