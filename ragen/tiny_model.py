@@ -1,6 +1,6 @@
 """A tiny language model that needs no hub: `path()` builds, warm-starts and caches it.
 
-A Qwen2-architecture causal LM of about 0.6M parameters with its own ChatML tokenizer, taught by scripted play of
+A Qwen3-architecture causal LM of about 0.6M parameters with its own ChatML tokenizer, taught by scripted play of
 middling skill, collected through the real agent proxy. Afterwards it keeps the reply format and plays half-well, so
 that what reinforcement learning adds is skill. The prompts are those of the config `quickstart`, read from there.
 
@@ -69,17 +69,26 @@ class Recipe:
     #: Tags of `config/envs.yaml` whose prompts become vocabulary and whose play is taught; equal shares.
     tags: tuple[str, ...] = ("SimpleSokoban",)
     #: Chance that the script plays a best action; else it plays a random one.
-    skill: float = 0.5
-    #: Scripted episodes; each is seen `epochs` times.
-    episodes: int = 1600
-    epochs: int = 2
-    batch_size: int = 16
-    """Episodes in one optimiser step."""
-    learning_rate: float = 2e-3
+    skill: float = 0.4
+    #: Scripted episodes that are collected.
+    episodes: int = 2400
+    #: Optimiser steps on single turns (short, hence cheap: most of the game is learned here), then on whole episodes.
+    turn_batches: int = 150
+    episode_batches: int = 100
+    #: Turns, and episodes, in one optimiser step.
+    turns_per_batch: int = 96
+    episodes_per_batch: int = 16
+    #: Of Muon for the matrices, and of AdamW for the rest; AdamW alone would learn nothing of the game in this time.
+    matrix_learning_rate: float = 2e-2
+    learning_rate: float = 3e-3
     hidden_size: int = 128
     layers: int = 3
     heads: int = 4
     intermediate_size: int = 384
+    #: Base of the rotary position code: distances here are those within a board, not within a book.
+    rope_theta: float = 1000.0
+    #: Standard deviation of the first weights.
+    init_std: float = 0.05
     #: Environment seeds from here on; below those of any training run (10000) and above the validation panel (123–378).
     first_seed: int = 1_000
     #: Held out: seeds of the episodes that `check` plays.
@@ -126,24 +135,28 @@ def build(recipe: Recipe, folder: Path, *, progress: bool = True) -> None:
     Deterministic by `recipe.seed` on one machine (same libraries and number of threads).
     """
     import torch
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     started = time.monotonic()
     specs, context = _settings()
     tokenizer = make_tokenizer(recipe)
     token_id = tokenizer.convert_tokens_to_ids
+    # Not Qwen2: for that type transformers 5 loads any tokenizer as Qwen's own, which would cut our text otherwise.
     with torch.random.fork_rng(devices=[]):  # weights are drawn from torch's global generator: leave it as it was
         torch.manual_seed(recipe.seed)
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
                 # Exactly the tokenizer's size: a rollout engine masks surplus rows, the trainer does not.
                 vocab_size=len(tokenizer),
                 hidden_size=recipe.hidden_size,
                 intermediate_size=recipe.intermediate_size,
                 num_hidden_layers=recipe.layers,
                 num_attention_heads=recipe.heads,
+                head_dim=recipe.hidden_size // recipe.heads,
                 num_key_value_heads=recipe.heads,
                 max_position_embeddings=4096,
+                rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+                initializer_range=recipe.init_std,
                 tie_word_embeddings=True,
                 bos_token_id=None,
                 eos_token_id=token_id(EOS),
@@ -152,8 +165,8 @@ def build(recipe: Recipe, folder: Path, *, progress: bool = True) -> None:
             )
         )
     model.generation_config = GenerationConfig(eos_token_id=token_id(EOS), pad_token_id=token_id(PAD), do_sample=True)
-    episodes = scripted_play(recipe, ContextManager(tokenizer, context), specs)
-    losses = _teach(model, episodes, recipe, progress=progress)
+    lessons = scripted_play(recipe, ContextManager(tokenizer, context), specs)
+    losses = _teach(model, lessons, recipe, progress=progress)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -163,7 +176,7 @@ def build(recipe: Recipe, folder: Path, *, progress: bool = True) -> None:
         record = {
             "recipe": dataclasses.asdict(recipe),
             "parameters": model.num_parameters(),
-            "script_success": float(np.mean([t.metrics["success"] for t in episodes])),
+            "script_success": float(np.mean([lesson.success for lesson in lessons])),
             "loss_first": losses[0],
             "loss_last": float(np.mean(losses[-10:])),
             "build_s": round(time.monotonic() - started, 1),
@@ -234,6 +247,9 @@ class _Renderer:
     def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[str]]:
         return {"input_ids": re.findall(f"{_SPECIAL}|.", text, re.DOTALL)}
 
+    def decode(self, ids: list[str], skip_special_tokens: bool) -> str:
+        return "".join(ids)
+
 
 def sample_texts(recipe: Recipe) -> list[str]:
     """What the model will read: first prompts, suffixes and replies of every tag, with and without thinking."""
@@ -247,7 +263,7 @@ def sample_texts(recipe: Recipe) -> list[str]:
     for context in variants:
         ctx = ContextManager(_Renderer(), context)
         for tag in recipe.tags:
-            # One good and one bad turn of a few levels: every sentence that a prompt may hold.
+            # A good turn and bad ones: every sentence that a prompt may hold.
             for reply in (None, "nonsense", "<answer></answer>", "<answer>Jump || {first} || {first}</answer>"):
                 texts.extend(asyncio.run(_first_turn(ctx, specs, EpisodeTask(tag, 0, 0, recipe.check_seed), reply)))
     return list(dict.fromkeys(texts))
@@ -261,12 +277,9 @@ async def _first_turn(
         await episode.start()
         prompt = ctx.initial_ids(episode.description, episode.observation, max_actions=episode.actions_left)
         names = list(episode.description.actions)
-        if reply is None:
-            ids = ctx.reply_ids(names[:1])
-        else:
-            ids = list(reply.format(first=names[0]))
-        parsed = ctx._parse("".join(ids), dataclasses.replace(ctx.config, enable_think=False))
-        outcome = await episode.step(parsed, ctx.config.max_actions_per_turn)
+        thought = "<think></think>" if ctx.config.enable_think else ""
+        ids = ctx.reply_ids(names[:1]) if reply is None else list(thought + reply.format(first=names[0]))
+        outcome = await episode.step(ctx.parse(ids)[1], ctx.config.max_actions_per_turn)
         suffix = ctx.suffix_ids(
             ids,
             outcome.observation,
@@ -340,13 +353,67 @@ def _words(texts: Iterable[str]) -> list[str]:
 # --- play ------------------------------------------------------------------------------------------------------------
 
 
-def scripted_play(recipe: Recipe, ctx: ContextManager, specs: dict[str, EnvSpec]) -> list[Trajectory]:
-    """Episodes of the script, each on its own level, tags in turn."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lesson:
+    """Tokens to learn from: a scripted episode, or one turn of it. T tokens."""
+
+    token_ids: np.ndarray
+    """(T,) int64."""
+    policy_mask: np.ndarray
+    """(T,) bool. True: taught."""
+    turn_ids: np.ndarray
+    """(T,) int64."""
+    chances: dict[int, dict[int, float]]
+    """Index of an action's token → token id → the script's chance of writing it. Other tokens are taught as written."""
+    success: bool = False
+
+    def turns(self) -> list[Lesson]:
+        """Each turn after the first by itself: what it reads, without all that came before, and its reply."""
+        cut = []
+        for turn in range(1, int(self.turn_ids[-1]) + 1):
+            first, stop = np.searchsorted(self.turn_ids, [turn, turn + 1])
+            chances = {at - first: chance for at, chance in self.chances.items() if first <= at < stop}
+            columns = (column[first:stop] for column in (self.token_ids, self.policy_mask, self.turn_ids))
+            cut.append(Lesson(*columns, chances))
+        return cut
+
+
+def scripted_play(recipe: Recipe, ctx: ContextManager, specs: dict[str, EnvSpec]) -> list[Lesson]:
+    """Episodes of the script, each on its own level, tags in turn.
+
+    What is taught of an action is the script's chances and not its draw: the same on average, with far less noise.
+    """
+    best: dict[EpisodeTask, list[str | None]] = {}
+    names: dict[EpisodeTask, tuple[str, ...]] = {}
+    play = mixed_actions(recipe.skill)
+
+    async def recorded(episode: Any, rng: np.random.Generator) -> list[str]:
+        best.setdefault(episode.task, []).append(await episode.oracle_action())
+        names[episode.task] = episode.description.actions
+        return await play(episode, rng)
+
     tasks = [
         EpisodeTask(recipe.tags[index % len(recipe.tags)], index, 0, recipe.first_seed + index)
         for index in range(recipe.episodes)
     ]
-    return _play(ScriptedPolicy(mixed_actions(recipe.skill), ctx), tasks, ctx, specs, recipe.seed)
+    played = _play(ScriptedPolicy(recorded, ctx), tasks, ctx, specs, recipe.seed)
+    return [_lesson(t, best[task], names[task], ctx, recipe.skill) for task, t in zip(tasks, played, strict=True)]
+
+
+def _lesson(t: Trajectory, best: list[str | None], names: tuple[str, ...], ctx: ContextManager, skill: float) -> Lesson:
+    replies = np.array(
+        [ctx.reply_ids([name]) for name in names]
+    )  # ragged, hence an error, if an action is several tokens
+    (place,) = np.flatnonzero((replies != replies[0]).any(0))
+    tokens = dict(zip(names, replies[:, place].tolist(), strict=True))
+    starts = np.flatnonzero(np.diff(t.policy_mask.astype(int), prepend=0) == 1)
+    chances = {}
+    for start, action in zip(starts, best, strict=True):
+        known = skill if action is not None else 0.0
+        chances[int(start + place)] = {
+            token: (1 - known) / len(names) + known * (name == action) for name, token in tokens.items()
+        }
+    return Lesson(t.token_ids, t.policy_mask, t.turn_ids, chances, bool(t.metrics["success"]))
 
 
 def _play(
@@ -458,57 +525,79 @@ def sample_batch(model: Any, prompts: list[list[int]], samplings: list[Sampling]
 # --- warm start ------------------------------------------------------------------------------------------------------
 
 
-def _teach(model: Any, episodes: list[Trajectory], recipe: Recipe, *, progress: bool) -> list[float]:
+def _teach(model: Any, lessons: list[Lesson], recipe: Recipe, *, progress: bool) -> list[float]:
     """Supervised steps on the policy's tokens alone; returns the mean loss of each batch (nats a token)."""
     import torch
 
     rng = np.random.default_rng([recipe.seed, 1])
-    steps = math.ceil(len(episodes) / recipe.batch_size) * recipe.epochs
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
-    )
+    turns = [turn for lesson in lessons for turn in lesson.turns()]
+    batches = [
+        *_batches(turns, recipe.turns_per_batch, recipe.turn_batches, rng),
+        *_batches(lessons, recipe.episodes_per_batch, recipe.episode_batches, rng),
+    ]
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=recipe.matrix_learning_rate, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01),
+    ]
+
+    def share_of_rate(step: int) -> float:  # a short rise, then half a cosine
+        return min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / len(batches)))
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate) for optimizer in optimizers]
     model.train()
     losses = []
-    with tqdm(total=steps, desc="tiny model: warm start", unit="batch", disable=not progress) as bar:
-        for _ in range(recipe.epochs):
-            for batch in _batches(episodes, recipe.batch_size, rng):
-                ids, targets = _collate(batch)
-                hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-                chosen = targets >= 0  # logits of the policy's tokens only
-                loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[chosen]), targets[chosen])
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                losses.append(loss.item())
-                bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-                bar.update()
+    with tqdm(batches, desc="tiny model: warm start", unit="batch", disable=not progress) as bar:
+        for batch in bar:
+            ids, taught, targets = _collate(batch, model.config.vocab_size)
+            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+            loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[taught]), targets)
+            model.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for stepped in (*optimizers, *schedules):
+                stepped.step()
+            losses.append(loss.item())
+            bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
     model.eval()
     return losses
 
 
-def _batches(episodes: list[Trajectory], size: int, rng: np.random.Generator) -> list[list[Trajectory]]:
-    """One epoch in random order, episodes of like length together (padding costs time)."""
-    order = rng.permutation(len(episodes))
+def _batches(lessons: list[Lesson], size: int, count: int, rng: np.random.Generator) -> list[list[Lesson]]:
+    """`count` batches in random order, lessons of like length together (padding costs time)."""
+    rounds = math.ceil(count * size / len(lessons))
+    order = np.concatenate([rng.permutation(len(lessons)) for _ in range(rounds)])[: count * size]
     window = 16 * size
-    sorted_within = [
+    alike = [
         index
         for start in range(0, len(order), window)
-        for index in sorted(order[start : start + window], key=lambda i: len(episodes[i].token_ids))
+        for index in sorted(order[start : start + window], key=lambda i: len(lessons[i].token_ids))
     ]
-    batches = [sorted_within[start : start + size] for start in range(0, len(order), size)]
-    return [[episodes[i] for i in batches[b]] for b in rng.permutation(len(batches))]
+    return [[lessons[i] for i in alike[n * size : (n + 1) * size]] for n in rng.permutation(count)]
 
 
-def _collate(batch: list[Trajectory]) -> tuple[Any, Any]:
-    """ids (B, T) int64, right-padded with 0; targets (B, T-1) int64: the next token if the policy wrote it, else -1."""
+def _collate(batch: list[Lesson], vocab_size: int) -> tuple[Any, Any, Any]:
+    """What one step needs of B lessons, of at most T + 1 tokens.
+
+    Returns:
+        ids (B, T) int64, right-padded with 0, the last token of each left out; taught (B, T) bool, True where the next
+        token is the policy's, N in all; targets (N, vocab_size) float32, the chances of that next token.
+    """
     import torch
 
-    width = max(len(t.token_ids) for t in batch)
-    ids, targets = torch.zeros(len(batch), width, dtype=torch.long), torch.full((len(batch), width), -1)
-    for row, t in enumerate(batch):
-        ids[row, : len(t.token_ids)] = torch.from_numpy(t.token_ids)
-        targets[row, : len(t.token_ids)][torch.from_numpy(t.policy_mask)] = ids[row, : len(t.token_ids)][t.policy_mask]
-    return ids, targets[:, 1:]
+    width = max(len(lesson.token_ids) for lesson in batch)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    taught = torch.zeros(len(batch), width, dtype=torch.bool)
+    rows: list[dict[int, float]] = []
+    for row, lesson in enumerate(batch):
+        length = len(lesson.token_ids)
+        ids[row, :length] = torch.from_numpy(lesson.token_ids)
+        taught[row, :length] = torch.from_numpy(lesson.policy_mask)
+        written = lesson.token_ids.tolist()
+        rows.extend(lesson.chances.get(at, {written[at]: 1.0}) for at in np.flatnonzero(lesson.policy_mask).tolist())
+    targets = torch.zeros(len(rows), vocab_size)
+    for row, chances in enumerate(rows):
+        targets[row, list(chances)] = torch.tensor(list(chances.values()))
+    return ids[:, :-1], taught[:, 1:], targets

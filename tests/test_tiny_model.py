@@ -112,7 +112,7 @@ def test_a_built_folder_loads_as_what_trainer_and_engine_expect(built, tokenizer
     assert loaded.decode(ids_of(loaded, text)) == text
     assert loaded.chat_template == tokenizer.chat_template
     model = AutoModelForCausalLM.from_pretrained(built)
-    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert type(model).__name__ == "Qwen3ForCausalLM"
     assert model.config.vocab_size == len(loaded) == model.get_input_embeddings().num_embeddings
     assert str(model.dtype) == "torch.float32"
     assert GenerationConfig.from_pretrained(built).eos_token_id == loaded.eos_token_id == model.config.eos_token_id
