@@ -35,19 +35,20 @@ def start_engine(model: str, **engine_args: Any) -> AsyncLLM:
     Raises:
         ValueError: another `logprobs_mode`.
     """
+    mode = engine_args.get("logprobs_mode", "processed_logprobs")
+    if mode != "processed_logprobs":
+        raise ValueError(
+            f"logprobs_mode={mode!r}: a policy returns the log-probs of the distribution that it sampled from; "
+            "leave it at 'processed_logprobs'"
+        )
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    args: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "seed": 0, "disable_log_stats": True}
+    args: dict[str, Any] = {"logprobs_mode": mode, "seed": 0, "disable_log_stats": True}
     if current_platform.is_cpu():
         args |= CPU_ENGINE_ARGS
     args |= engine_args
-    if args["logprobs_mode"] != "processed_logprobs":
-        raise ValueError(
-            f"logprobs_mode={args['logprobs_mode']!r}: a policy returns the log-probs of the distribution that it "
-            "sampled from; leave it at 'processed_logprobs'"
-        )
     return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **args))
 
 

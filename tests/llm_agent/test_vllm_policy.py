@@ -44,7 +44,6 @@ def test_every_field_of_the_sampling_reaches_vllm():
 
 
 def test_other_log_probs_are_refused():
-    pytest.importorskip("vllm")
     with pytest.raises(ValueError, match="logprobs_mode='raw_logprobs'"):
         start_engine("nowhere", logprobs_mode="raw_logprobs")
 
