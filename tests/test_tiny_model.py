@@ -16,7 +16,17 @@ from ragen.llm_agent.ctx_manager import ContextManager
 from ragen.llm_agent.policy import Sampling
 
 #: A build of seconds.
-SMALL = tiny_model.Recipe(episodes=16, epochs=1, hidden_size=64, layers=1, heads=2, intermediate_size=64)
+SMALL = tiny_model.Recipe(
+    episodes=16,
+    turn_batches=2,
+    episode_batches=2,
+    turns_per_batch=8,
+    episodes_per_batch=4,
+    hidden_size=64,
+    layers=1,
+    heads=2,
+    intermediate_size=64,
+)
 
 
 @pytest.fixture(scope="module")
@@ -134,18 +144,47 @@ def test_the_build_leaves_the_global_generators_alone(tmp_path):
     import torch
 
     before = torch.get_rng_state()
-    tiny_model.build(dataclasses.replace(SMALL, episodes=2, batch_size=2), tmp_path / "m", progress=False)
+    tiny_model.build(SMALL, tmp_path / "m", progress=False)
     assert (torch.get_rng_state() == before).all()
 
 
-def test_teaching_changes_only_what_is_learned_from_policy_tokens(tokenizer, ctx):
-    episodes = tiny_model.scripted_play(dataclasses.replace(SMALL, episodes=3), ctx, tiny_model._settings()[0])
-    ids, targets = tiny_model._collate(episodes)
-    for row, t in enumerate(episodes):
-        taught = np.flatnonzero(targets[row].numpy() >= 0) + 1
-        assert taught.tolist() == np.flatnonzero(t.policy_mask).tolist()
-        assert (targets[row].numpy()[taught - 1] == t.token_ids[taught]).all()
-    assert len(ids) == 3
+@pytest.fixture(scope="module")
+def lessons(ctx):
+    return tiny_model.scripted_play(dataclasses.replace(SMALL, episodes=4), ctx, tiny_model._settings()[0])
+
+
+def test_exactly_the_policy_tokens_are_taught(lessons, tokenizer):
+    ids, taught, targets = tiny_model._collate(lessons, len(tokenizer))
+    row_of_target = 0
+    for row, lesson in enumerate(lessons):
+        at = np.flatnonzero(taught[row].numpy()) + 1  # the place that a target is for
+        assert at.tolist() == np.flatnonzero(lesson.policy_mask).tolist()
+        assert (ids[row, : len(lesson.token_ids) - 1].numpy() == lesson.token_ids[:-1]).all()
+        for place in at.tolist():
+            written, chances = lesson.token_ids[place], targets[row_of_target]
+            if tokenizer.decode([written]) in ("Up", "Down", "Left", "Right"):
+                assert sorted(round(float(c), 3) for c in chances[chances > 0]) == [0.15, 0.15, 0.15, 0.55]
+            else:
+                assert chances[written] == 1 and chances.sum() == 1
+            row_of_target += 1
+    assert row_of_target == len(targets)
+
+
+def test_the_favoured_action_is_the_best_one(ctx, tokenizer):
+    recipe = dataclasses.replace(SMALL, episodes=4, skill=1.0)
+    for lesson in tiny_model.scripted_play(recipe, ctx, tiny_model._settings()[0]):
+        for place, chances in lesson.chances.items():  # an oracle alone wrote: its draw is its best action
+            assert chances[int(lesson.token_ids[place])] == 1.0
+
+
+def test_the_turns_of_a_lesson_are_slices_of_it(lessons, tokenizer):
+    for lesson in lessons:
+        turns = lesson.turns()
+        assert len(turns) == lesson.turn_ids[-1]
+        pieces = [t.token_ids[t.policy_mask] for t in turns]
+        assert all(tokenizer.decode(p).startswith("<answer>") and p[-1] == tokenizer.eos_token_id for p in pieces)
+        assert [list(t.chances.values()) for t in turns] == [[c] for c in list(lesson.chances.values())[1:]]
+        assert all(t.policy_mask[list(t.chances)].all() for t in turns)
 
 
 def test_check_measures_and_keeps_the_numbers(built):
@@ -193,7 +232,7 @@ def test_two_callers_at_once_build_once(tmp_path, monkeypatch):
         real(recipe, folder, progress=progress)
 
     monkeypatch.setattr(tiny_model, "build", counting)
-    small = dataclasses.replace(SMALL, episodes=2, batch_size=2)
+    small = SMALL
     found = []
     callers = [threading.Thread(target=lambda: found.append(tiny_model.path(small, progress=False))) for _ in range(2)]
     for caller in callers:
