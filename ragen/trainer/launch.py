@@ -7,20 +7,22 @@ it directly. On GPUs it is veRL's own Ray actor.
 from __future__ import annotations
 
 import contextlib
-import logging
+import importlib
 import os
 import signal
 import sys
+import threading
+import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from ragen.trainer.startup import say
-
-logger = logging.getLogger(__name__)
+from ragen.trainer.stop import STOP_FILE
+from ragen.trainer.verl_plugin import RUN_ID
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -45,7 +47,8 @@ def _prepare_environment(config: DictConfig) -> None:
     """What must be set before torch, veRL and vLLM are imported anywhere."""
     if config.ragen.cuda_visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(config.ragen.cuda_visible_devices)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # two runs of one machine must not meet at a socket: see ragen.trainer.verl_plugin
+    os.environ[RUN_ID] = uuid.uuid4().hex[:12]
     if config.trainer.device == "cpu":  # the start-up's own lines say enough
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")
     backends = config.trainer.logger
@@ -81,8 +84,6 @@ def _wandb_id(run_dir: Path) -> str:
 @contextlib.contextmanager
 def _stop_file(run_dir: str | None) -> Iterator[None]:
     """SIGTERM and SIGUSR1 ask the trainer, wherever it runs, to save and end: it looks for the file between polls."""
-    from ragen.trainer.stop import STOP_FILE
-
     if run_dir is None:
         yield
         return
@@ -107,19 +108,24 @@ def _run_here(config: DictConfig) -> None:
     import ray
     from omegaconf import OmegaConf
 
+    # torch and veRL take as long to import as Ray takes to start: both at once
+    imports = threading.Thread(target=importlib.import_module, args=("ragen.trainer.task_runner",), daemon=True)
+    imports.start()
     ray_init: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     address = ray_init.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
     runtime_env = ray_init.pop("runtime_env", None) or {}
-    runtime_env = {**runtime_env, "env_vars": {**_worker_environment(config), **runtime_env.get("env_vars", {})}}
+    env_vars = {**_worker_environment(config), **runtime_env.get("env_vars", {})}
     # `local` never joins another run's Ray
-    context = ray.init(address=address, runtime_env=runtime_env, **ray_init)
+    context = ray.init(address=address, runtime_env={**runtime_env, "env_vars": env_vars}, **ray_init)
     logs = _link_logs(config.ragen.run_dir, context.address_info["session_dir"])
     say(f"Ray is up; what its workers print is in {logs}")
     # engines of veRL that nobody asked for, one warning each
     warnings.filterwarnings("ignore", message=".* engine is not available", module="verl")
     try:
+        imports.join()
         from ragen.trainer.task_runner import RagenTaskRunner
 
+        say("veRL is imported")
         RagenTaskRunner().run(config)
     except Exception:
         print(f"the run failed; what its workers printed is in {logs}", file=sys.stderr)
@@ -139,18 +145,21 @@ def _link_logs(run_dir: str | None, session_dir: str) -> Path:
     return link
 
 
-def _worker_environment(config: DictConfig) -> dict[str, str]:
-    """Environment variables of every Ray worker: veRL's, and the cores that a training rank may compute on."""
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+#: What veRL's `get_ppo_ray_runtime_env` sets for every worker, so far as it matters on a CPU (a test compares).
+VERL_WORKER_ENV = {
+    "TOKENIZERS_PARALLELISM": "true",
+    "VLLM_LOGGING_LEVEL": "WARN",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
+}
 
+
+def _worker_environment(config: DictConfig) -> dict[str, str]:
+    """Environment variables of every Ray worker on a CPU; what the shell has set stays."""
     # Ray gives a worker one thread. Ranks compute at the same time; rollout and update never do.
-    cores = len(os.sched_getaffinity(0))
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // config.trainer.n_gpus_per_node))
-    return {
-        **get_ppo_ray_runtime_env(None).get("env_vars", {}),
-        "TRANSFER_QUEUE_ENABLE": "1",
-        "OMP_NUM_THREADS": threads,
-    }
+    threads = max(1, len(os.sched_getaffinity(0)) // config.trainer.n_gpus_per_node)
+    ours = {**VERL_WORKER_ENV, "TRANSFER_QUEUE_ENABLE": "1", "OMP_NUM_THREADS": str(threads)}
+    return {key: os.environ.get(key, value) for key, value in ours.items()} | {RUN_ID: os.environ[RUN_ID]}
 
 
 def _run_as_actor(config: DictConfig) -> None:
@@ -160,6 +169,8 @@ def _run_as_actor(config: DictConfig) -> None:
 
     from ragen.trainer.task_runner import RagenTaskRunner
 
+    with open_dict(config):
+        config.ray_kwargs.ray_init.runtime_env.setdefault("env_vars", {})[RUN_ID] = os.environ[RUN_ID]
     try:
         run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(RagenTaskRunner))
     finally:

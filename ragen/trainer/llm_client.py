@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from ragen.llm_agent.policy import Generation, GenerationError, Sampling
 
@@ -25,15 +26,29 @@ _current: contextvars.ContextVar[_Call] = contextvars.ContextVar("current_call")
 
 
 class AbortableClient(LLMServerClient):
-    """veRL's client, which hides vLLM's request id and the chosen server, both needed to abort one request."""
+    """veRL's client, which hides vLLM's request id and the chosen server, both needed to abort one request.
+
+    All requests of a run come from one agent proxy, so veRL's load balancer works here, in the client, and not as an
+    actor: no round trip per request, and no process that takes as long to start as all of vLLM to import.
+
+    Args:
+        servers: address → handle of the rollout servers.
+    """
+
+    def __init__(self, config: Any, servers: dict[str, Any], load_balancer_handle: Any = None):
+        super().__init__(config, load_balancer_handle)
+        self._balancer = GlobalRequestLoadBalancer(servers)
 
     def _vllm_request_id(self, request_id: str) -> str:
         return _current.get().vllm_id
 
     async def _acquire_server(self, request_id: str, **extra: Any):
-        server_id, server = await super()._acquire_server(request_id, **extra)
+        server_id, server = self._balancer.acquire_server(request_id)
         _current.get().server = server
         return server_id, server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        self._balancer.release_server(server_id, request_id)
 
 
 class VerlPolicy:

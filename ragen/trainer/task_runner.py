@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
@@ -11,7 +13,6 @@ from verl.utils.logging_utils import configure_verl_logging
 
 import ragen.trainer.trainer  # noqa: F401  registers `ragen_sync`
 from ragen.trainer.run_logger import mark_finished
-from ragen.trainer.startup import say
 from ragen.trainer.stop import StopTraining
 
 
@@ -30,12 +31,15 @@ class RagenTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # the acto
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         self.config = config
-        tq.init(config.transfer_queue)
-        say("data queue up")
         exit_code = 1
         try:
-            self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
-            self.trainer.init()
+            # The queue's processes, and vLLM's modules, are needed only after the training workers are up.
+            with ThreadPoolExecutor() as meanwhile:
+                queue = meanwhile.submit(tq.init, config.transfer_queue)
+                meanwhile.submit(importlib.import_module, "verl.workers.rollout.vllm_rollout.vllm_async_server")
+                self.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+                self.trainer.init()
+                queue.result()
             self.init_agent_loop_manager()
             started = time.monotonic()
             self.trainer.fit(self.agent_loop_manager)

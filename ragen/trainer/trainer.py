@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import ray
 import transfer_queue as tq
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
@@ -63,8 +64,11 @@ class RagenTrainerMixin:
         say("weights are in the rollout engine")
 
     def get_llm_client(self):
-        """A client that can abort a single request."""
-        return self.llm_server_manager.get_client(client_cls=AbortableClient)
+        """A client that can abort a single request and balances by itself: veRL's balancing actor is not needed."""
+        manager = self.llm_server_manager
+        ray.kill(manager.global_load_balancer)
+        servers = dict(zip(manager.server_addresses, manager.server_handles, strict=True))
+        return manager.get_client(client_cls=AbortableClient, servers=servers)
 
     @property
     def logger(self):
