@@ -18,11 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from ragen.trainer.startup import say
 from ragen.trainer.stop import STOP_FILE
 from ragen.trainer.verl_plugin import RUN_ID
+
+_TASK_RUNNER = "ragen.trainer.task_runner"
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -34,12 +36,24 @@ def run(config: DictConfig) -> int:
         The process's exit code: 0 when finished, or stopped by a signal with the state saved.
     """
     _prepare_environment(config)
-    local = config.trainer.device == "cpu"
-    with _stop_file(config.ragen.run_dir):
-        if local:
-            _run_here(config)
-        else:
-            _run_as_actor(config)
+    here = config.trainer.device == "cpu"
+    if here:
+        # torch and veRL take as long to import as Ray takes to start: both at once
+        threading.Thread(target=importlib.import_module, args=(_TASK_RUNNER,), daemon=True).start()
+    logs = _start_ray(config, _cpu_worker_environment(config) if here else _gpu_worker_environment(config))
+    try:
+        with _stop_file(config.ragen.run_dir):  # after Ray's start, which takes the signals for itself
+            if here:
+                _run_here(config)
+            else:
+                _run_as_actor(config)
+    except Exception:
+        print(f"the run failed; what its workers printed is in {logs}", file=sys.stderr)
+        raise
+    finally:
+        import ray
+
+        ray.shutdown()
     return 0
 
 
@@ -103,35 +117,37 @@ def _stop_file(run_dir: str | None) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _run_here(config: DictConfig) -> None:
-    """The task runner in this process, on a Ray of its own."""
+def _start_ray(config: DictConfig, env_vars: dict[str, str]) -> Path:
+    """Start or join Ray as `ray_kwargs.ray_init` says. Returns the folder of its workers' logs."""
     import ray
-    from omegaconf import OmegaConf
 
-    # torch and veRL take as long to import as Ray takes to start: both at once
-    imports = threading.Thread(target=importlib.import_module, args=("ragen.trainer.task_runner",), daemon=True)
-    imports.start()
-    ray_init: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
-    address = ray_init.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
-    runtime_env = ray_init.pop("runtime_env", None) or {}
-    env_vars = {**_worker_environment(config), **runtime_env.get("env_vars", {})}
-    # `local` never joins another run's Ray
-    context = ray.init(address=address, runtime_env={**runtime_env, "env_vars": env_vars}, **ray_init)
+    settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
+    runtime_env = settings.pop("runtime_env", None) or {}
+    runtime_env = {**runtime_env, "env_vars": {**env_vars, **(runtime_env.get("env_vars") or {})}}
+    # Without an address of a cluster a Ray of its own: `local` never joins another run's.
+    address = settings.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
+    context = ray.init(address=address, runtime_env=runtime_env, **settings)
     logs = _link_logs(config.ragen.run_dir, context.address_info["session_dir"])
     say(f"Ray is up; what its workers print is in {logs}")
+    return logs
+
+
+def _run_here(config: DictConfig) -> None:
+    """The task runner in this process."""
     # engines of veRL that nobody asked for, one warning each
     warnings.filterwarnings("ignore", message=".* engine is not available", module="verl")
-    try:
-        imports.join()
-        from ragen.trainer.task_runner import RagenTaskRunner
+    runner = importlib.import_module(_TASK_RUNNER).RagenTaskRunner()
+    say("veRL is imported")
+    runner.run(config)
 
-        say("veRL is imported")
-        RagenTaskRunner().run(config)
-    except Exception:
-        print(f"the run failed; what its workers printed is in {logs}", file=sys.stderr)
-        raise
-    finally:
-        ray.shutdown()
+
+def _run_as_actor(config: DictConfig) -> None:
+    """veRL's own layout: the task runner is an actor."""
+    import ray
+    from verl.trainer.main_ppo import run_ppo
+
+    runner = importlib.import_module(_TASK_RUNNER).RagenTaskRunner
+    run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner))
 
 
 def _link_logs(run_dir: str | None, session_dir: str) -> Path:
@@ -154,7 +170,7 @@ VERL_WORKER_ENV = {
 }
 
 
-def _worker_environment(config: DictConfig) -> dict[str, str]:
+def _cpu_worker_environment(config: DictConfig) -> dict[str, str]:
     """Environment variables of every Ray worker on a CPU; what the shell has set stays."""
     # Ray gives a worker one thread. Ranks compute at the same time; rollout and update never do.
     threads = max(1, len(os.sched_getaffinity(0)) // config.trainer.n_gpus_per_node)
@@ -162,19 +178,15 @@ def _worker_environment(config: DictConfig) -> dict[str, str]:
     return {key: os.environ.get(key, value) for key, value in ours.items()} | {RUN_ID: os.environ[RUN_ID]}
 
 
-def _run_as_actor(config: DictConfig) -> None:
-    """veRL's own layout: the task runner is an actor."""
-    import ray
-    from verl.trainer.main_ppo import run_ppo
+def _gpu_worker_environment(config: DictConfig) -> dict[str, str]:
+    """veRL's own, which asks the device."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    from ragen.trainer.task_runner import RagenTaskRunner
-
-    with open_dict(config):
-        config.ray_kwargs.ray_init.runtime_env.setdefault("env_vars", {})[RUN_ID] = os.environ[RUN_ID]
-    try:
-        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(RagenTaskRunner))
-    finally:
-        ray.shutdown()
+    return {
+        **get_ppo_ray_runtime_env(config)["env_vars"],
+        "TRANSFER_QUEUE_ENABLE": "1",
+        RUN_ID: os.environ[RUN_ID],
+    }
 
 
 if __name__ == "__main__":
