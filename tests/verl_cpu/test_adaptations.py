@@ -178,6 +178,26 @@ def test_samplers_run_uncompiled(adapt, module_name, name):
     assert getattr(module, name) is compiled
 
 
+def test_tokens_are_scored_together_with_the_same_numbers_and_gradients(monkeypatch):
+    from verl.utils import torch_functional
+
+    monkeypatch.setattr(adaptations, "ROWS_AT_ONCE", 3)
+    original = torch_functional.logprobs_from_logits_v2
+    undo = adapted(adaptations.score_tokens_together, "verl.utils.torch_functional", torch_functional)
+    together = torch_functional.logprobs_from_logits_v2
+    undo.close()
+    assert torch_functional.logprobs_from_logits_v2 is original and together is not original
+    results = []
+    for score in (original, together):
+        logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        log_probs = score(logits, torch.arange(7))
+        log_probs.square().sum().backward()
+        results.append((log_probs.detach(), logits.grad))
+    torch.testing.assert_close(results[1], results[0])
+    batch, labels = torch.randn(2, 3, 5), torch.ones(2, 3, dtype=torch.int64)
+    torch.testing.assert_close(together(batch, labels), original(batch, labels))
+
+
 def test_a_moved_door_is_an_error_not_a_silent_pass():
     with pytest.raises(AttributeError, match="_supports_onednn"):
         adapted(adaptations.keep_vllm_weights, "vllm._custom_ops", types.SimpleNamespace())

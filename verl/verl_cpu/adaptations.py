@@ -16,6 +16,8 @@ from verl_cpu.import_hook import ImportHook
 
 _logger = logging.getLogger(__name__)
 
+ROWS_AT_ONCE = 8192  # tokens whose vocabulary is summed in one operation: bounds the memory for large vocabularies
+
 MIN_LOGICAL_CPUS = 64  # Ray CPU slots: veRL's defaults start 8 agent-loop, 8 reward and 8 storage actors, and more
 
 
@@ -195,6 +197,32 @@ def rank_without_compiler(undo: ExitStack, hook: ImportHook) -> None:
     )
 
 
+def score_tokens_together(undo: ExitStack, hook: ImportHook) -> None:
+    """Compute the log-probabilities of a batch's tokens in a few operations instead of one per token.
+
+    Without remove-padding veRL flattens the logits to (tokens, vocabulary) and hands them to
+    ``logprobs_from_logits_v2``, which walks over the first dimension, meant to be the batch: tens of thousands of tiny
+    operations and as many nodes for the backward pass. With a small model they cost more than the model. The numbers
+    are the same. Replaces ``verl.utils.torch_functional.logprobs_from_logits_v2``.
+    """
+
+    def replace(module: ModuleType) -> None:
+        import torch
+
+        original = module.logprobs_from_logits_v2
+
+        @functools.wraps(original)
+        def logprobs_from_logits_v2(logits, labels):
+            if logits.dim() != 2 or logits.dtype not in (torch.float32, torch.float64):
+                return original(logits, labels)
+            chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+            return chosen - torch.cat([torch.logsumexp(rows, dim=-1) for rows in logits.split(ROWS_AT_ONCE)])
+
+        _replace(undo, module, "logprobs_from_logits_v2", logprobs_from_logits_v2)
+
+    hook.after_import("verl.utils.torch_functional", replace)
+
+
 def offer_ray_slots(undo: ExitStack, hook: ImportHook) -> None:
     """Start a local Ray with enough logical CPU and GPU slots for veRL's actors.
 
@@ -230,6 +258,7 @@ ADAPTATIONS: tuple[Callable[[ExitStack, ImportHook], None], ...] = (
     copy_received_weights,
     sample_without_compiler,
     rank_without_compiler,
+    score_tokens_together,
     offer_ray_slots,
 )
 
