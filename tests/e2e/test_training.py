@@ -59,7 +59,7 @@ def ppo(tmp_path_factory):
 def test_every_update_uses_exactly_the_sampled_ids(ppo):
     probes = records(ppo[0] / "probe.jsonl")
     assert [probe["step"] for probe in probes] == [1, 2, 3]
-    assert all(probe["exact"] and probe["whole"] and probe["rows"] == 128 for probe in probes)
+    assert all(probe["exact"] and probe["whole"] and probe["rows"] == 64 for probe in probes)
 
 
 def test_rollout_and_actor_agree_after_each_sync_and_not_without_one(ppo):
@@ -73,16 +73,16 @@ def test_each_step_is_logged_once_and_every_part_worked(ppo):
     assert steps == [0, 1, 2, 3]
     for record in ppo[1][1:]:
         assert record["actor/grad_norm"] > 0 and record["critic/vf_loss"] >= 0
-        assert record["train/failed"] == 0 and record["train/episodes"] == 128
+        assert record["train/failed"] == 0 and record["train/episodes"] == 64
     assert ppo[1][1]["train/SimpleSokoban/action_is_valid"] > 0.9  # before the first update
 
 
 def test_a_resumed_run_continues_with_the_next_seeds(ppo):
     run_dir, _ = ppo
-    assert [min(seeds(run_dir, step)) for step in (1, 2, 3)] == [10000, 10008, 10016]
+    assert [min(seeds(run_dir, step)) for step in (1, 2, 3)] == [10000, 10004, 10008]
     metrics = train(run_dir, *LARGE_STEPS, steps=4)
     assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
-    assert seeds(run_dir, 4) == set(range(10024, 10032))
+    assert seeds(run_dir, 4) == set(range(10012, 10016))
     assert difference(metrics)[4] <= SAME
 
 
