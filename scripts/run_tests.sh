@@ -15,5 +15,6 @@ if [ "$(cat .venv/.ragen-setup 2>/dev/null)" = incomplete ] || [ ! -x .venv/bin/
     bash scripts/setup_ragen.sh
 fi
 
-[ "$what" = slow ] || .venv/bin/python -m pytest -m "not slow" "$@"
+# half of the fast tests' time is imports: a process per core, each with whole files
+[ "$what" = slow ] || .venv/bin/python -m pytest -m "not slow" -n auto --dist loadfile "$@"
 [ "$what" = fast ] || .venv/bin/python -m pytest -m slow "$@"

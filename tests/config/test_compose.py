@@ -131,7 +131,7 @@ def test_broken_yaml_is_one_line(tmp_path: Path):
 def test_following_another_key_is_no_change():
     cfg = load("quickstart")
 
-    assert cfg.critic.ppo_micro_batch_size_per_gpu == 32
+    assert cfg.critic.ppo_micro_batch_size_per_gpu == cfg.micro_batch_size_per_gpu
     assert not changed(cfg, "critic.ppo_micro_batch_size_per_gpu")
     assert changed(cfg, "micro_batch_size_per_gpu")
 

@@ -76,7 +76,12 @@ def children():
 
 
 def servers(processes):
-    return [process for process in processes if process.ppid() == os.getpid()]
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a killed worker may be collected while we look
+            if process.ppid() == os.getpid():
+                found.append(process)
+    return found
 
 
 def gone(pids, limit_s):
