@@ -94,7 +94,8 @@ def test_own_keys_are_gathered_and_taken_out(quickstart: Quickstart):
 
 
 def test_sizes_in_verls_own_units(quickstart: Quickstart):
-    config = to_verl(quickstart("model_path=/m", "ppo_mini_batch_size=32", "micro_batch_size_per_gpu=32", "es_manager.val.group_size=2"))
+    sizes = ("ppo_mini_batch_size=32", "micro_batch_size_per_gpu=32", "es_manager.val.group_size=2")
+    config = to_verl(quickstart("model_path=/m", *sizes))
 
     assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (8, 16)
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.critic.ppo_mini_batch_size == 2
