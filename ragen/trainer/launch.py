@@ -33,7 +33,8 @@ def run(config: DictConfig) -> int:
     """Train as `config` (from `ragen.config.to_verl`) says; blocks until the end.
 
     Returns:
-        The process's exit code: 0 when finished, or stopped by a signal with the state saved.
+        The process's exit code: 0 when finished, or stopped by SIGTERM or SIGUSR1 with the state saved; 130 after
+        Ctrl-C, which saves nothing.
     """
     _prepare_environment(config)
     here = config.trainer.device == "cpu"
@@ -47,6 +48,9 @@ def run(config: DictConfig) -> int:
                 _run_here(config)
             else:
                 _run_as_actor(config)
+    except KeyboardInterrupt:
+        print("\ninterrupted: the last checkpoint is where the same command continues", file=sys.stderr)
+        return 128 + signal.SIGINT
     except Exception:
         print(f"the run failed; what its workers printed is in {logs}", file=sys.stderr)
         raise

@@ -6,6 +6,7 @@ veRL's own.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -30,6 +31,9 @@ from ragen.trainer.stop import STOP_FILE, StopTraining
 
 logger = logging.getLogger(__name__)
 
+#: In `<checkpoints>/best`: which metric, its value, and the step.
+BEST_FILE = "best.json"
+
 
 class RagenTrainerMixin:
     """The RAGEN side of a veRL trainer; put it before veRL's class.
@@ -49,7 +53,6 @@ class RagenTrainerMixin:
         self._saved_step = 0
         self._empty_steps = 0
         self._panels = Panels(self._run_dir)
-        self._best: float | None = None
         self.replay_buffer.before_poll = self._between_polls
 
     # --- doors ------------------------------------------------------------------------------------
@@ -202,17 +205,19 @@ class RagenTrainerMixin:
             return
         if name not in metrics:
             raise KeyError(f"trainer.keep_best: no validation metric {name!r}; there are {sorted(metrics)}")
-        if self._best is not None and metrics[name] <= self._best:
-            return
-        self._best = metrics[name]
-        if self._saved_step != self.global_steps:
-            self._save_checkpoint()
         root = Path(self.config.trainer.default_local_dir)
         target, fresh = root / "best", root / ".best"
+        if (target / BEST_FILE).exists():  # a resumed run knows what it has to beat
+            best = json.loads((target / BEST_FILE).read_text())
+            if best["metric"] == name and metrics[name] <= best["value"]:
+                return
+        if self._saved_step != self.global_steps:
+            self._save_checkpoint()
         shutil.rmtree(fresh, ignore_errors=True)
         # hard links: veRL may prune the numbered folder, and weights are large
         shutil.copytree(root / f"global_step_{self.global_steps}", fresh, copy_function=os.link)
-        (fresh / "best.txt").write_text(f"step {self.global_steps}\n{name} {self._best}\n")
+        record = {"metric": name, "value": metrics[name], "step": self.global_steps}
+        (fresh / BEST_FILE).write_text(json.dumps(record) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
 
