@@ -200,15 +200,16 @@ _NULLABLE = (
 def check(cfg: DictConfig) -> list[Fault]:
     """Every fault of a composed configuration, in the order of `CHECKS`; an empty list means that it may start."""
     found = dict(leaves(cfg))
-    shape = [*_unknown_keys(cfg, found), *_types(cfg, found)]
-    faults = list(shape)
+    faults = [*_unknown_keys(cfg, found), *_types(cfg, found)]
+    tripped: list[Exception] = []
     for one in CHECKS:
         try:
             faults.extend(one(cfg))
-        except (TypeError, ValueError, AttributeError, KeyError):
-            # a value of the wrong kind is reported already; without one, a check that fails is our own mistake
-            if not shape:
-                raise
+        except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
+            tripped.append(error)
+    if tripped and not faults:
+        # a check may trip over a value that another one reports; over a value that none reports it is our own mistake
+        raise tripped[0]
     return list(dict.fromkeys(faults)) if all(_hashable(f) for f in faults) else faults
 
 
