@@ -69,6 +69,8 @@ def _prepare_environment(config: DictConfig) -> None:
     os.environ[RUN_ID] = uuid.uuid4().hex[:12]
     if config.trainer.device == "cpu":  # the start-up's own lines say enough
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")
+        # more threads than cores would be a warning at every transfer
+        os.environ.setdefault("TQ_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     backends = config.trainer.logger
     run_dir = config.ragen.run_dir
     if run_dir is not None:
@@ -179,7 +181,8 @@ def _cpu_worker_environment(config: DictConfig) -> dict[str, str]:
     # Ray gives a worker one thread. Ranks compute at the same time; rollout and update never do.
     threads = max(1, len(os.sched_getaffinity(0)) // config.trainer.n_gpus_per_node)
     ours = {**VERL_WORKER_ENV, "TRANSFER_QUEUE_ENABLE": "1", "OMP_NUM_THREADS": str(threads)}
-    return {key: os.environ.get(key, value) for key, value in ours.items()} | {RUN_ID: os.environ[RUN_ID]}
+    shell = {key: os.environ[key] for key in (RUN_ID, "TQ_NUM_THREADS") if key in os.environ}
+    return {key: os.environ.get(key, value) for key, value in ours.items()} | shell
 
 
 def _gpu_worker_environment(config: DictConfig) -> dict[str, str]:

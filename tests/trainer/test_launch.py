@@ -17,7 +17,8 @@ def no_wandb(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     yield
-    for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_RESUME", "TENSORBOARD_DIR", verl_plugin.RUN_ID):
+    left = ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_RESUME", "TENSORBOARD_DIR", "TQ_NUM_THREADS")
+    for name in (*left, verl_plugin.RUN_ID):
         os.environ.pop(name, None)
 
 
