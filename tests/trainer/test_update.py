@@ -102,10 +102,9 @@ def rows(extra=0):
 
 
 def with_settings(batch, *, packed, micro=2, **more):
-    tu.assign_non_tensor(
-        batch, use_remove_padding=packed, use_dynamic_bsz=packed, max_token_len_per_gpu=64,
-        micro_batch_size_per_gpu=micro, use_fused_kernels=False, pad_mode=DatasetPadMode.NO_PADDING, temperature=1.0, calculate_entropy=False, **more,
-    )  # fmt: skip
+    engine = {"use_remove_padding": packed, "use_dynamic_bsz": packed, "use_fused_kernels": False}
+    sizes = {"max_token_len_per_gpu": 64, "micro_batch_size_per_gpu": micro, "pad_mode": DatasetPadMode.NO_PADDING}
+    tu.assign_non_tensor(batch, **engine, **sizes, temperature=1.0, calculate_entropy=False, **more)
     return batch
 
 
