@@ -16,9 +16,5 @@ if [ "$(cat .venv/.ragen-setup 2>/dev/null)" = incomplete ] || [ ! -x .venv/bin/
 fi
 
 # half of the fast tests' time is imports: a process per core, each with whole files
-if [ "$what" != slow ]; then
-    .venv/bin/python -m pytest -m "not slow" -n auto --dist loadfile --ignore=tests/verl_cpu "$@"
-    # these take the plugin out of their process and put it back: no other test may share it
-    .venv/bin/python -m pytest -m "not slow" tests/verl_cpu "$@"
-fi
+[ "$what" = slow ] || .venv/bin/python -m pytest -m "not slow" -n auto --dist loadfile "$@"
 [ "$what" = fast ] || .venv/bin/python -m pytest -m slow "$@"

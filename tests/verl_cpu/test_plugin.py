@@ -1,5 +1,6 @@
 """When the plugin acts, how it goes in and out, and what it does where a GPU is."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -101,6 +102,21 @@ def test_uninstall_leaves_no_trace(fresh):
     verl_cpu.uninstall()
     assert state() == before
     verl_cpu.uninstall()
+
+
+def test_uninstall_undoes_what_a_later_import_brought(fresh, monkeypatch):
+    undone = []
+
+    def adapt(undo, hook):
+        hook.after_import("colorsys", lambda module: undo.callback(undone.append, module.__name__))
+
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    monkeypatch.setattr(plugin, "ADAPTATIONS", (adapt,))
+    verl_cpu.install()
+    importlib.import_module("colorsys")
+    assert undone == []
+    verl_cpu.uninstall()
+    assert undone == ["colorsys"]
 
 
 def test_a_failing_adaptation_takes_the_others_out_again(fresh, monkeypatch):

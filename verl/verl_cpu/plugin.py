@@ -48,12 +48,16 @@ def install() -> None:
     if _installed is not None:
         return
     warn_on_other_versions()
-    with ExitStack() as undo:
-        hook = ImportHook()
-        undo.callback(hook.close)
+    # One stack from first to last: modules that are imported later leave the way back on it, too.
+    undo, hook = ExitStack(), ImportHook()
+    undo.callback(hook.close)
+    try:
         for adapt in ADAPTATIONS:
             adapt(undo, hook)
-        _installed = undo.pop_all()
+    except BaseException:
+        undo.close()
+        raise
+    _installed = undo
 
 
 def uninstall() -> None:
