@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import numpy as np
 from filelock import FileLock
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from ragen.config.compose import load
@@ -37,7 +36,7 @@ from ragen.llm_agent.ctx_manager import ContextConfig, ContextManager
 from ragen.llm_agent.es_manager import EnvStateManager, EpisodeTask, Split
 from ragen.llm_agent.policy import Generation, Sampling, ScriptedPolicy, mixed_actions
 from ragen.llm_agent.trajectory import Trajectory
-from ragen.trainer.settings import context_config
+from ragen.trainer.settings import composed_context_config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -226,14 +225,7 @@ def check(folder: Path, recipe: Recipe = Recipe(), *, episodes: int = 256) -> di
 def _settings() -> tuple[dict[str, EnvSpec], ContextConfig]:
     """Environments and context settings of the config `quickstart`."""
     cfg = load("quickstart")
-    rollout = cfg.actor_rollout_ref.rollout
-    own = {
-        "agent_proxy": OmegaConf.to_container(cfg.agent_proxy, resolve=True),
-        "max_model_len": rollout.max_model_len,
-        "response_length": rollout.response_length,
-        "enable_response_mask": cfg.enable_response_mask,
-    }
-    return load_specs(cfg.custom_envs), context_config(OmegaConf.create(own))
+    return load_specs(cfg.custom_envs), composed_context_config(cfg)
 
 
 class _Renderer:

@@ -47,8 +47,7 @@ def plan(cfg: DictConfig, facts: ModelFacts, *, run: str | None = None) -> str:
         ("judge", _judge(cfg)),
         ("seeds", "training groups from {train}, validation groups from {val}".format(**resolve_seed(cfg.seed))),
     ]
-    rows += [(f"memory {i}" if i else "memory", line) for i, line in enumerate(_memory_lines(cfg, facts))][:1]
-    rows += [("", line) for line in _memory_lines(cfg, facts)[1:]]
+    rows += [("" if i else "memory", line) for i, line in enumerate(_memory_lines(cfg, facts))]
     return "\n".join(f"{name:<8}{text}".rstrip() for name, text in rows)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -27,11 +26,12 @@ from ragen.config.errors import ConfigError
 from ragen.config.to_verl import resolve_n_groups, resolve_seed
 from ragen.env.registry import load_specs
 from ragen.llm_agent.agent_proxy import LLMAgentProxy, Progress
-from ragen.llm_agent.ctx_manager import ContextConfig, ContextManager
+from ragen.llm_agent.ctx_manager import ContextManager
 from ragen.llm_agent.es_manager import EnvStateManager, Split
 from ragen.llm_agent.policy import SCRIPTS, ScriptedPolicy
 from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer.metrics import wilson_interval
+from ragen.trainer.settings import composed_context_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,9 +66,7 @@ def play(cfg: Any, policy: str) -> tuple[list[Trajectory], float]:
         base_seed=seed,
         format_penalty=cfg.es_manager.format_penalty,
     )
-    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    config = ContextConfig.from_nodes(plain["agent_proxy"], plain["actor_rollout_ref"]["rollout"], plain)
-    ctx = ContextManager(_tokenizer(cfg.model_path), config)
+    ctx = ContextManager(_tokenizer(cfg.model_path), composed_context_config(cfg))
     proxy = LLMAgentProxy(es, ctx, ScriptedPolicy(SCRIPTS[policy], ctx))
     started = time.monotonic()
     with tqdm(total=split.env_groups * split.group_size, desc=policy, unit="ep", leave=False) as bar:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen.config.run_dir import FINISHED
 from ragen.llm_agent.trajectory import Trajectory
 
 
@@ -58,7 +59,7 @@ def write_episodes(path: Path, trajectories: Sequence[Trajectory], step: int) ->
 
 def mark_finished(run_dir: str, summary: Mapping[str, Any]) -> None:
     """Write `<run>/finished.json`: the same command will say so instead of resuming."""
-    _write_atomic(Path(run_dir) / "finished.json", json.dumps(dict(summary), indent=2) + "\n")
+    _write_atomic(Path(run_dir) / FINISHED, json.dumps(dict(summary), indent=2) + "\n")
 
 
 def _plain(value: Any) -> Any:

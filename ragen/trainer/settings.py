@@ -1,4 +1,4 @@
-"""Reads the node `config.ragen`, which the hand-over resolved, into the settings that the three modules take."""
+"""Reads a config, composed or handed over (its node `ragen`), into the settings that the three modules take."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ def context_config(own: DictConfig) -> ContextConfig:
     """`ContextConfig` of `config.ragen`."""
     plain: dict[str, Any] = OmegaConf.to_container(own, resolve=True)  # type: ignore[assignment]
     return ContextConfig.from_nodes(plain["agent_proxy"], plain)
+
+
+def composed_context_config(cfg: DictConfig) -> ContextConfig:
+    """`ContextConfig` of a composed config, before the hand-over."""
+    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[assignment]
+    return ContextConfig.from_nodes(plain["agent_proxy"], plain["actor_rollout_ref"]["rollout"], plain)
 
 
 def train_sampling(config: DictConfig) -> dict[str, Any]:
