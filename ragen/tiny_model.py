@@ -66,7 +66,7 @@ class Recipe:
 
     seed: int = 0
     #: Tags of `config/envs.yaml` whose prompts become vocabulary and whose play is taught; equal shares.
-    tags: tuple[str, ...] = ("SimpleSokoban",)
+    tags: tuple[str, ...] = ("FrozenLake",)
     #: Chance that the script plays a best action; else it plays a random one.
     skill: float = 0.4
     #: Scripted episodes that are collected.

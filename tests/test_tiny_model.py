@@ -189,7 +189,7 @@ def test_the_turns_of_a_lesson_are_slices_of_it(lessons, tokenizer):
 
 def test_check_measures_and_keeps_the_numbers(built):
     measured = tiny_model.check(built, SMALL, episodes=4)
-    numbers = measured["SimpleSokoban"]
+    numbers = measured["FrozenLake"]
     assert numbers["episodes"] == 4
     assert 0 <= numbers["valid_replies"] <= 1 and 0 <= numbers["success"] <= 1
     kept = json.loads((built / tiny_model.CHECK_FILE).read_text())

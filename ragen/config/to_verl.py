@@ -27,7 +27,8 @@ GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 
 #: RAGEN's keys inside veRL's nodes.
 _OWN_ACTOR = ("use_ref", "filter_loss_scaling")
-_OWN_ALGORITHM = ("high_level_gamma", "bi_level_gae", "zero_task_advantage", "soft_advantage_reweight")
+_OWN_ALGORITHM = ("high_level_gamma", "bi_level_gae", "zero_task_advantage", "soft_advantage_reweight",
+                  "shuffle_group_rewards")  # fmt: skip
 _OWN_TRAINER = ("output_dir", "validation_steps", "generations_to_log_to_wandb", "keep_best")
 #: RAGEN's keys at the top.
 _OWN_TOP = (
@@ -130,6 +131,7 @@ def _own(plain: dict[str, Any]) -> dict[str, Any]:
         "custom_envs": plain["custom_envs"],
         "es_manager": es_manager,
         "agent_proxy": proxy,
+        "shuffle_group_rewards": plain["algorithm"]["shuffle_group_rewards"],
         "enable_response_mask": plain["enable_response_mask"],
         "response_length": rollout["response_length"],
         "max_model_len": rollout["max_model_len"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_LUCK, _SAMPLER = 1, 2  # distinct branches of the tree, so that no two streams coincide
+_LUCK, _SAMPLER, _SHUFFLE = 1, 2, 3  # distinct branches of the tree, so that no two streams coincide
 
 
 def _draw(*path: int) -> int:
@@ -23,6 +23,11 @@ def luck_seed(run_seed: int, group_seed: int, member: int) -> int:
 def sampler_seed(run_seed: int, group_seed: int, member: int, turn: int) -> int:
     """Seed of the engine's sampler for one reply."""
     return _draw(_SAMPLER, run_seed, group_seed, member, turn)
+
+
+def shuffle_seed(run_seed: int, group_seed: int) -> int:
+    """Seed of the exchange of rewards within one group (`algorithm.shuffle_group_rewards`)."""
+    return _draw(_SHUFFLE, run_seed, group_seed)
 
 
 def group_seed(base_seed: int, row: int) -> int:

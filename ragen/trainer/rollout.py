@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
@@ -23,10 +24,12 @@ from ragen.llm_agent.agent_proxy import LLMAgentProxy, SamplingParams
 from ragen.llm_agent.ctx_manager import ContextManager
 from ragen.llm_agent.es_manager import EnvStateManager, Split
 from ragen.llm_agent.policy import Policy
+from ragen.llm_agent.seeds import shuffle_seed
 from ragen.llm_agent.trajectory import TrainingSample, Trajectory
 from ragen.trainer.llm_client import VerlPolicy
 from ragen.trainer.progress import RolloutBar
 from ragen.trainer.settings import context_config, train_sampling, val_sampling
+from ragen.trainer.shuffled_rewards import shuffle_group_rewards
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class RagenAgentLoopManager:
                 format_penalty=own.es_manager.format_penalty,
             )
             self._proxies[side] = LLMAgentProxy(es, self.ctx, policy, sampling=SamplingParams(**sampling), **limits)
+        self._shuffle_rewards = bool(own.shuffle_group_rewards)
         self._groups: list[Future] = []
         self._bar: RolloutBar | None = None
 
@@ -117,7 +121,7 @@ class RagenAgentLoopManager:
         proxy = self._proxies["train"]
         trajectories = await proxy.rollout(proxy.es.group_tasks(row))
         keys, fields, tags = [], [], []
-        for trajectory in trajectories:
+        for trajectory in self._as_rewarded(trajectories):
             if not trajectory.usable:
                 continue
             for index, sample in enumerate(self.ctx.formulate(trajectory)):
@@ -132,6 +136,13 @@ class RagenAgentLoopManager:
         status = {"status": "finished" if keys else "failure"}
         await tq.async_kv_put(key=uid, partition_id="train", tag=status)
         return trajectories
+
+    def _as_rewarded(self, group: list[Trajectory]) -> list[Trajectory]:
+        """The group as it is trained on; metrics and dumps keep the rewards that were earned."""
+        if not self._shuffle_rewards:
+            return group
+        seed = shuffle_seed(self._proxies["train"].es.run_seed, group[0].seed)
+        return shuffle_group_rewards(group, np.random.default_rng(seed))
 
     # --- validation -------------------------------------------------------------------------------
 

@@ -1,0 +1,34 @@
+"""Sokoban that fails on its own luck: some steps raise, some never return, asleep or spinning. For trainings in tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from ragen.env.sokoban.config import SokobanConfig
+from ragen.env.sokoban.env import Sokoban
+
+
+@dataclasses.dataclass
+class HostileSokobanConfig(SokobanConfig):
+    raises: float = 0.05
+    """Chance that a step raises."""
+    hangs: float = 0.01
+    """Chance that a step never returns; half of these sleep, half spin."""
+
+
+class HostileSokoban(Sokoban):
+    config_class = HostileSokobanConfig
+    isolate = "process"
+
+    def step(self, action):
+        draw = self.luck_rng.random()
+        if draw < self.config.raises:
+            raise RuntimeError("the board broke")
+        draw -= self.config.raises
+        if draw < self.config.hangs / 2:
+            while True:
+                pass
+        if draw < self.config.hangs:
+            time.sleep(1e6)
+        return super().step(action)
