@@ -1,4 +1,4 @@
-"""Sokoban that fails on its own luck: some steps raise, some never return, asleep or spinning. For trainings in tests."""
+"""Sokoban that fails on its own luck: steps raise or never return, asleep or spinning. For trainings in tests."""
 
 from __future__ import annotations
 

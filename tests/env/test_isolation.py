@@ -540,9 +540,7 @@ def test_an_environment_of_the_main_script_is_refused_with_the_reason():
             async with pool.lease(): pass
         asyncio.run(main())
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, env=ENVIRONMENT
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, env=ENVIRONMENT)
     assert done.returncode == 1 and "define it in a module on the Python path" in done.stderr
 
 
