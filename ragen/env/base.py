@@ -78,3 +78,12 @@ class Env(ABC):
     def oracle_action(self) -> str | None:
         """The name of a best action from the current state, or None where no oracle exists or it is lost."""
         return None
+
+    def random_action(self, rng: np.random.Generator) -> str | None:
+        """An action that is possible now, as text, drawn with `rng`; None where none can be drawn.
+
+        The default draws a name of `action_lookup()`. An environment whose actions are free text overrides it with a
+        plausible legal action: it is the floor that the checker and an evaluation compare with.
+        """
+        names = list(self.action_lookup() or ())
+        return names[int(rng.integers(len(names)))] if names else None

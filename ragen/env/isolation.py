@@ -129,6 +129,10 @@ class EnvClient:
         """A best action's name, or None."""
         return await self._call("oracle_action")
 
+    async def random_action(self, seed: int) -> str | None:
+        """An action that is possible now, drawn by a generator of that seed wherever the environment lives, or None."""
+        return await self._call("random_action", seed)
+
     async def _call(self, call: str, *args: Any) -> Any:
         pool, worker = self._pool, self._worker
         if worker is None:

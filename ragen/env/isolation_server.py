@@ -91,6 +91,9 @@ class EnvHost:
     def _oracle_action(self) -> str | None:
         return _plain(self._env.oracle_action())
 
+    def _random_action(self, seed: int) -> str | None:
+        return _plain(self._env.random_action(np.random.default_rng(seed)))
+
 
 def _look_up(action: str, lookup: Mapping[str, Any]) -> Any:
     if action in lookup:

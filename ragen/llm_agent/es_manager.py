@@ -142,6 +142,10 @@ class Episode:
         """The name of a best action now, where the environment has an oracle."""
         return await self._client.oracle_action()
 
+    async def random_action(self, rng: np.random.Generator) -> str | None:
+        """An action that is possible now, drawn with `rng`, or None where the environment can draw none."""
+        return await self._client.random_action(int(rng.integers(2**63)))
+
     def metrics(self) -> dict[str, float]:
         """Metrics of the episode so far, without the tag."""
         return {

@@ -105,10 +105,11 @@ class _BoundScript:
 
 
 async def random_actions(episode: Episode, rng: np.random.Generator) -> list[str]:
-    """One uniformly drawn action."""
-    if not episode.description.actions:
-        raise GenerationError(f"{episode.tag} takes free text: no random action can be drawn")
-    return [str(rng.choice(episode.description.actions))]
+    """One random action that is possible now."""
+    action = await episode.random_action(rng)
+    if action is None:
+        raise GenerationError(f"{episode.tag} takes free text and its environment defines no random_action")
+    return [action]
 
 
 async def oracle_actions(episode: Episode, rng: np.random.Generator) -> list[str]:

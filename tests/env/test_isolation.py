@@ -13,6 +13,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -121,6 +122,9 @@ def test_every_call_of_the_contract_arrives(shared_pools, mode):
             assert await client.render() == observation
             assert (await client.render("rgb_array")).shape == (2, 2, 3)
             assert await client.oracle_action() == "Add"
+            drawn = [await client.random_action(seed) for seed in range(40)]
+            assert drawn == [await client.random_action(seed) for seed in range(40)]
+            assert 5 < len(set(drawn)) and set(drawn) <= set(description.actions)
 
     asyncio.run(play())
 
@@ -142,6 +146,12 @@ def test_a_large_array_comes_back_whole(shared_pools):
 def test_any_text_is_an_action_where_none_are_named():
     with contextlib.closing(make_pool("inline", hostile_env.FreeTextEnv)) as pool:
         assert asyncio.run(episode(pool, "Click [Buy]"))[1].observation == "Click [Buy]"
+
+
+def test_random_actions_need_names_or_the_environments_own_method():
+    rng = np.random.default_rng(0)
+    assert hostile_env.FreeTextEnv().random_action(rng) is None
+    assert hostile_env.HostileEnv().random_action(rng) in hostile_env.HostileEnv().action_lookup()
 
 
 def test_a_sound_environment_is_used_again(shared_pools):

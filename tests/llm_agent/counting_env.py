@@ -56,3 +56,26 @@ class CountingEnv(Env):
 
     def oracle_action(self):
         return "Add"
+
+
+class SpokenEnv(CountingEnv):
+    """The same game in free text: `add 1`, `add 0`."""
+
+    def action_lookup(self):
+        return None
+
+    def step(self, action):
+        return super().step(int(action.removeprefix("add ")))
+
+    def random_action(self, rng):
+        return f"add {rng.integers(2)}"
+
+    def oracle_action(self):
+        return None
+
+
+class SilentEnv(SpokenEnv):
+    """Free text of which nobody can draw an example."""
+
+    def random_action(self, rng):
+        return None

@@ -237,6 +237,21 @@ def test_results_do_not_depend_on_the_order_of_episodes():
     assert outcome(False) == outcome(True)
 
 
+@pytest.mark.parametrize("script", ["random", "oracle"])  # the oracle knows nothing here: a random action instead
+@pytest.mark.parametrize("isolate", ["inline", "process"])
+def test_scripts_play_free_text_by_the_environments_own_random_actions(script, isolate):
+    es = environments(groups=4, spec={"env_type": "counting_env:SpokenEnv", "isolate": isolate})
+    trajectories = play(es, context(), ScriptedPolicy(SCRIPTS[script], context()))
+    assert {t.metrics["format_faults"] for t in trajectories} == {0.0}
+    assert {action for t in trajectories for turn in t.turns for action in turn.actions} == {"add 0", "add 1"}
+
+
+def test_a_script_says_when_no_random_action_can_be_drawn(caplog):
+    es = environments(spec={"env_type": "counting_env:SilentEnv"})
+    [t] = play(es, context(), ScriptedPolicy(SCRIPTS["random"], context()))
+    assert not t.usable and "Count takes free text and its environment defines no random_action" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"), [("raise", "env_raised"), ("sleep", "env_timeout"), ("spin", "env_timeout")]
 )
