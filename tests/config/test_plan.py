@@ -19,7 +19,7 @@ def test_plan_states_what_a_step_does(quickstart: Quickstart):
     text = plan(quickstart(), ModelFacts(), run="quickstart-seed0-00000000")
 
     assert "8 groups x 16 episodes = 128 a step (FrozenLake 8), 8 turns of up to 1 actions" in text
-    assert "gae on 128 episodes a step, 4 mini-batches of 32, 20 steps" in text
+    assert "gae on 128 episodes a step, 4 mini-batches of 32, 30 steps" in text
     assert "at most 131k a step" in text
     assert "256 episodes (FrozenLake 256), before and after" in text
     assert "unknown" in text
