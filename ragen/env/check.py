@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bar = tqdm(jobs, unit="tag", disable=True if len(jobs) == 1 or options.json else None, file=sys.stderr, leave=False)
     for job in bar:
         bar.set_description(job.tag)
-        reports.append(examine(job, options.only))
+        reports.append(examine(job, options.only, here=options.here))
         if not options.json:
             tqdm.write(describe(reports[-1], options.seed, options.config_name), file=sys.stdout)
     if options.json:
@@ -218,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--episodes", type=_positive, default=Job.episodes, help="seeds to play (default %(default)s)")
     parser.add_argument("--seed", type=_natural, default=Job.seed, help="the first of them (default %(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="these checks alone")
+    parser.add_argument("--here", action="store_true", help="in this process, for a debugger; no time limits")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of text")
     parser.add_argument("--model", metavar="FOLDER", help="count tokens with its tokenizer.json instead of estimating")
     parser.add_argument("--config-name", default="base", help="the config that names tags and limits (default base)")

@@ -385,7 +385,7 @@ class Bench:
         kind, message = type(error).__name__, " ".join(str(error).split())
         return Finding(
             "raises", FAULT, f"{call} raised {kind}: {message[:200]}", where, fix, failure.seed,
-            key=f"raises {kind} {where}",
+            key=f"raises {where}",
         )  # fmt: skip
 
     @property

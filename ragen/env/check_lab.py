@@ -65,25 +65,28 @@ class _Lost(Exception):
         self.finding = finding
 
 
-def examine(job: Job, only: Sequence[str] = ()) -> TagReport:
-    """Run all checks on one entry, or those named in `only`, whatever they need."""
+def examine(job: Job, only: Sequence[str] = (), *, here: bool = False) -> TagReport:
+    """Run all checks on one entry, or only those named.
+
+    here: in this process, where a debugger can look; nothing stops a call that hangs then.
+    """
     with tempfile.TemporaryDirectory(prefix="ragen-check-") as folder:
         path = os.path.join(folder, "journal")
         with open(path, "wb") as file:
             file.write(bytes(Journal.SIZE))
-        return asyncio.run(_examine(dataclasses.replace(job, journal=path), only))
+        return asyncio.run(_examine(dataclasses.replace(job, journal=path), only, here))
 
 
-async def _examine(job: Job, only: Sequence[str]) -> TagReport:
+async def _examine(job: Job, only: Sequence[str], here: bool) -> TagReport:
     started, report = time.monotonic(), TagReport(job.tag)
     journal = Journal(job.journal)
     pool = EnvPool(
         functools.partial(Bench, job),
         tag=job.tag,
-        isolate="process",
+        isolate="inline" if here else "process",
         workers=1,
         timeout_s=_CHECK_LIMIT_S,
-        preload=["ragen.env.check_contract", "ragen.env.check_state", "ragen.env.check_play"],
+        preload=[check.run.__module__ for check in all_checks().values()],
     )
     blocked: set[str] = set()
     reusable, lost = False, 0
@@ -91,7 +94,7 @@ async def _examine(job: Job, only: Sequence[str]) -> TagReport:
         for check in all_checks().values():
             if only and check.name not in only:
                 continue
-            if not only and (blocked.intersection(check.needs) or lost >= _MOST_LOST):
+            if blocked.intersection(check.needs) or lost >= _MOST_LOST:
                 report.not_checked.append(check.name)
                 blocked.add(check.name)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from ragen.env.check_bench import Bench, Finding
 
 Run = Callable[["Bench"], "Iterator[Finding]"]
+
+#: The modules of checks, in the order in which their checks run.
+_MODULES = tuple(f"ragen.env.{name}" for name in ("check_contract", "check_state", "check_play"))
 
 _CHECKS: dict[str, Check] = {}
 
@@ -42,6 +46,6 @@ def check(*needs: str) -> Callable[[Run], Run]:
 
 def all_checks() -> dict[str, Check]:
     """Every check by name, in the order in which they run: those that others need come first."""
-    from ragen.env import check_contract, check_play, check_state  # noqa: F401  (they register themselves)
-
-    return _CHECKS
+    for module in _MODULES:
+        importlib.import_module(module)  # whose decorators register
+    return dict(sorted(_CHECKS.items(), key=lambda item: _MODULES.index(item[1].run.__module__)))

@@ -37,6 +37,7 @@ from ragen.env.check_registry import check
 from ragen.env.gym_adapter import GymAdapter
 
 _STREAMS = "call seed_streams(seed, luck) first in reset, then draw from self.level_rng and self.luck_rng only"
+_OWN_STATE = "keep state in attributes of self that reset makes anew, never in classes, modules or default values"
 #: Members of a group whose starts are compared.
 _MEMBERS = 8
 
@@ -102,15 +103,16 @@ def shared_state(bench: Bench) -> Iterator[Finding]:
         alone = bench.play(bench.fresh(), seed)
         after = _variables(one.env)
         changed = sorted(name for name in after if before.get(name) != after[name])
-        again = bench.play(bench.fresh(), seed)
-        beside = _interleaved(bench, seed)
-        difference = alone.difference(beside) or (changed and alone.difference(again)) or None
-        if difference and (changed or not alone.difference(again)):
-            place = f"{', '.join(changed)} changed" if changed else "what they share is no class or module variable"
-            what = f"an episode differs when another environment plays beside it ({place}): {difference}"
-            fix = "keep state in attributes of self that reset makes anew, never in classes, modules or default values"
-            yield bench.finding("shared_state", FAULT, what, fix, at="step", seed=seed)
-            return
+        if changed:
+            difference = alone.difference(_interleaved(bench, seed)) or alone.difference(
+                bench.play(bench.fresh(), seed)
+            )
+            if difference:
+                what = (
+                    f"{', '.join(changed)} changed, and an episode depends on what other environments do: {difference}"
+                )
+                yield bench.finding("shared_state", FAULT, what, _OWN_STATE, at="step", seed=seed)
+                return
         on_class = [name for name in changed if ":" not in name]
         if on_class:
             what = f"the class attribute {on_class[0]} changes while an environment plays"
@@ -182,6 +184,17 @@ def same_episode(bench: Bench) -> Iterator[Finding]:
         if difference:
             what = f"one seed gave two episodes: {difference}"
             yield bench.finding("same_episode", FAULT, what, _STREAMS, at="reset", seed=seed)
+            return
+
+
+@check("same_episode")
+def alone_or_beside(bench: Bench) -> Iterator[Finding]:
+    """An episode is the same whether or not another environment plays beside it."""
+    for seed in bench.seeds(5):
+        difference = bench.play(bench.fresh(), seed).difference(_interleaved(bench, seed))
+        if difference:
+            what = f"an episode differs when another environment plays beside it: {difference}"
+            yield bench.finding("alone_or_beside", FAULT, what, _OWN_STATE, at="step", seed=seed)
             return
 
 
@@ -334,7 +347,7 @@ def steps_only_in_an_episode(bench: Bench) -> Iterator[Finding]:
         return
 
 
-@check("reset_forgets")
+@check("reset_forgets", "alone_or_beside")
 def pickles(bench: Bench) -> Iterator[Finding]:
     """An environment can be pickled in mid-episode and goes on alike, or its class says why not."""
     probe = bench.fresh()
