@@ -28,7 +28,7 @@ def train(run_dir: Path, *overrides: str, steps: int = 3, skip_sync: int = 0) ->
     env = {
         **os.environ,
         "PROBE_SKIP_SYNC": str(skip_sync),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "verl")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "verl"), str(HERE)]),  # HERE: hostile_sokoban
     }
     with (run_dir / "output.log").open("a") as log:
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=1400)
@@ -90,3 +90,35 @@ def test_lora_weights_reach_the_rollout_engine(tmp_path):
     by_step = difference(train(tmp_path, *LARGE_STEPS, "lora.rank=8", skip_sync=2))
     assert by_step[1] <= SAME and by_step[2] <= SAME
     assert by_step[3] >= 10 * SAME
+
+
+def test_two_ranks_with_grpo_and_the_filter(tmp_path):
+    """Half of the groups trained on by two training ranks, each with its own rollout engine."""
+    small = ["actor_rollout_ref.rollout.rollout_filter_ratio=0.5", "ppo_mini_batch_size=16"]
+    metrics = train(
+        tmp_path, *LARGE_STEPS, *small, "algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2", skip_sync=2
+    )
+    by_step = difference(metrics)
+    assert by_step[1] <= SAME and by_step[2] <= SAME
+    assert by_step[3] >= 10 * SAME
+    probes = records(tmp_path / "probe.jsonl")
+    assert all(probe["exact"] and probe["rows"] == 32 for probe in probes)
+    assert all(record["rollout/groups_kept"] == 2 for record in metrics[1:])
+
+
+def test_an_environment_that_raises_and_hangs_costs_its_own_episodes_alone(tmp_path):
+    entry = {
+        "env_type": "hostile_sokoban:HostileSokoban",
+        "step_timeout_s": 2,
+        "env_config": {"num_boxes": 1, "raises": 0.1, "hangs": 0.05},
+    }
+    written = json.dumps(entry).replace('"', "")
+    tags = [f"es_manager.{side}.env_configs.tags=[Hostile]" for side in ("train", "val")]
+    metrics = train(tmp_path, f"+custom_envs.Hostile={written}", *tags, "trainer.val_before_train=false", steps=2)
+    for record in metrics:
+        failed = {key: value for key, value in record.items() if key.startswith("train/failed/")}
+        assert 0 < record["train/failed"] < 64 and sum(failed.values()) == record["train/failed"]
+        assert record["actor/grad_norm"] > 0
+    assert metrics[-1]["env/hangs"] > 0
+    probes = records(tmp_path / "probe.jsonl")
+    assert all(probe["exact"] and probe["whole"] for probe in probes)  # every usable episode, and no failed one
