@@ -14,6 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 
+def level_stream(seed: int) -> np.random.Generator:
+    """A new generator that draws what `level_rng` draws: for levels made once per seed, for a whole group."""
+    return np.random.default_rng(np.random.SeedSequence([seed]))
+
+
 class Env(ABC):
     """One episode at a time of a turn-based task that is read and played as text.
 
@@ -39,7 +44,7 @@ class Env(ABC):
 
     def seed_streams(self, seed: int, luck: int | None = None) -> None:
         """Start both random streams. Call it first in `reset`."""
-        self.level_rng = np.random.default_rng(np.random.SeedSequence([seed]))
+        self.level_rng = level_stream(seed)
         self.luck_rng = np.random.default_rng(np.random.SeedSequence([seed, 1] if luck is None else [seed, 2, luck]))
 
     @abstractmethod

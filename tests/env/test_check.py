@@ -51,7 +51,7 @@ FAULTS = {
     "SharedDefault": ("shared_state", FAULT, "config's visited"),
     "ClassState": ("shared_state", FAULT, "ClassState.board changed"),
     "ModuleState": ("shared_state", FAULT, "faulty_envs:_TURNS changed"),
-    "HiddenState": ("alone_or_beside", FAULT, "in step 1 ('Add') the observation is 'turn 1"),
+    "HiddenState": ("alone_or_beside", FAULT, "plays beside it: in step 1"),
     "RenderPlays": ("render_only_looks", FAULT, "if render() is called in between"),
     "Lambda": ("pickles", ADVICE, "cannot be pickled: rule"),
     "ClosesOnce": ("closes", FAULT, "close a second time (new) raised AttributeError"),

@@ -182,3 +182,12 @@ def test_an_impossible_lake_names_the_seed_and_the_fix():
 def test_senseless_configs_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         FrozenLakeConfig(**values)
+
+
+def test_a_lake_is_made_once_for_all_members_of_a_group_and_cannot_be_written_to():
+    one, other = FrozenLake(FrozenLakeConfig()), FrozenLake(FrozenLakeConfig())
+    one.reset(987_001, luck=1)
+    other.reset(987_001, luck=2)
+    assert one.frozen is other.frozen and (one.goal, one.player) == (other.goal, other.player)
+    with pytest.raises(ValueError, match="read-only"):
+        one.frozen[0, 0] = True

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from ragen.env.sokoban import gym_levels
+from ragen.env.sokoban import gym_levels, levels
 from ragen.env.sokoban.env import ACTIONS, Sokoban, SokobanConfig, _tiles
 from ragen.env.sokoban.levels import Level, _mask, make_level
 from ragen.env.sokoban.solver import bits, positions_by_length, shortest_solution
@@ -316,3 +316,20 @@ def test_search_depth_bounds_the_original_generators_reverse_play():
         module.generate_room(dim=(8, 8), num_steps=27, num_boxes=2)
         explored.append(len(module.explored_states))
     assert explored[0] < explored[1]
+
+
+def test_a_level_is_made_once_for_all_members_of_a_group(monkeypatch):
+    made = []
+    monkeypatch.setattr(levels, "make_level", lambda *args: made.append(args[1]) or make_level(*args))
+    starts = set()
+    for member in range(8):
+        env = Sokoban(SokobanConfig(num_boxes=1, max_steps=40 + member))  # what decides on no level
+        starts.add(env.reset(987_001, luck=member)[0])
+        env.step(1)
+    assert made == [987_001] and len(starts) == 1
+    Sokoban(SokobanConfig(num_boxes=2)).reset(987_001)  # another config, another level
+    assert made == [987_001, 987_001]
+    # Equal to the level that the environment's own stream would give.
+    config = SokobanConfig(num_boxes=1)
+    env.reset(987_002)
+    assert env.level == make_level(config, 987_002, env.level_rng)

@@ -7,11 +7,12 @@ each episode's own luck.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ragen.env.base import Env
+from ragen.env.base import Env, level_stream
 from ragen.env.frozen_lake.config import FrozenLakeConfig
 
 ACTIONS = {"Left": 1, "Down": 2, "Right": 3, "Up": 4}
@@ -41,20 +42,8 @@ class FrozenLake(Env):
             ValueError: the config allows no lake whose goal can be reached.
         """
         self.seed_streams(seed, luck)
-        size = self.config.size
-        for _ in range(_TRIES):
-            frozen = self.level_rng.random((size, size)) < self.config.p
-            start, goal = (divmod(int(n), size) for n in self.level_rng.choice(size * size, 2, replace=False))
-            frozen[start] = frozen[goal] = True
-            distance = _distance(frozen, start, goal)
-            if distance is not None and distance <= (self.config.solvable_within or distance):
-                self.load_lake(frozen, start, goal)
-                return self._observation(), {}
-        raise ValueError(
-            f"frozen_lake seed {seed}: no lake of size {size} and p {self.config.p} with its goal within "
-            f"{self.config.solvable_within} moves in {_TRIES} tries; use a smaller size, or a higher p or "
-            "solvable_within"
-        )
+        self.load_lake(*_lake_of_seed(seed, self.config.size, self.config.p, self.config.solvable_within))
+        return self._observation(), {}
 
     def load_lake(self, frozen: np.ndarray, start: Cell, goal: Cell) -> None:
         """Start the episode on a given lake: `frozen` is bool (size, size), False where there is a hole."""
@@ -191,6 +180,24 @@ class FrozenLake(Env):
             updated[goal] = 1.0
             change, values = np.abs(updated - values).max(), updated
         return 1 + (chances @ values).argmax(axis=0).reshape(size, size)
+
+
+@lru_cache(maxsize=512)
+def _lake_of_seed(seed: int, size: int, p: float, solvable_within: int | None) -> tuple[np.ndarray, Cell, Cell]:
+    """What `load_lake` takes, made once for all members of a group; the array cannot be written to."""
+    rng = level_stream(seed)
+    for _ in range(_TRIES):
+        frozen = rng.random((size, size)) < p
+        start, goal = (divmod(int(n), size) for n in rng.choice(size * size, 2, replace=False))
+        frozen[start] = frozen[goal] = True
+        distance = _distance(frozen, start, goal)
+        if distance is not None and distance <= (solvable_within or distance):
+            frozen.setflags(write=False)
+            return frozen, start, goal
+    raise ValueError(
+        f"frozen_lake seed {seed}: no lake of size {size} and p {p} with its goal within {solvable_within} moves in "
+        f"{_TRIES} tries; use a smaller size, or a higher p or solvable_within"
+    )
 
 
 def _distance(frozen: np.ndarray, start: Cell, goal: Cell) -> int | None:

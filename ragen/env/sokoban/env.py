@@ -15,7 +15,7 @@ import numpy as np
 from ragen.env.base import Env
 from ragen.env.sokoban.config import SokobanConfig
 from ragen.env.sokoban.gym_levels import package_folder
-from ragen.env.sokoban.levels import Level, make_level
+from ragen.env.sokoban.levels import Level, level_of_seed
 from ragen.env.sokoban.solver import bits, shortest_solution, steps_of
 
 ACTIONS = {"Up": 1, "Down": 2, "Left": 3, "Right": 4}
@@ -39,7 +39,7 @@ class Sokoban(Env):
             ValueError: the config allows no level.
         """
         self.seed_streams(seed, luck)
-        self.load_level(make_level(self.config, seed, self.level_rng))
+        self.load_level(level_of_seed(self.config, seed))
         return self._observation(), {}
 
     def load_level(self, level: Level) -> None:

@@ -7,10 +7,12 @@ those positions, so the length of its solution is known without solving it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ragen.env.base import level_stream
 from ragen.env.sokoban import gym_levels
 from ragen.env.sokoban.config import SokobanConfig
 from ragen.env.sokoban.solver import bits, positions_by_length, shortest_solution, steps_of
@@ -32,6 +34,20 @@ class Level(NamedTuple):
     player: int
     boxes: int
     width: int
+
+
+#: What of a config decides on the level of a seed.
+_LEVEL_FIELDS = ("dim_x", "dim_y", "num_boxes", "search_depth", "solvable_within", "levels")
+
+
+def level_of_seed(config: SokobanConfig, seed: int) -> Level:
+    """The level of `seed`, made once for all members of its group. Raises like `make_level`."""
+    return _level_of_seed(seed, *(getattr(config, name) for name in _LEVEL_FIELDS))
+
+
+@lru_cache(maxsize=512)
+def _level_of_seed(seed: int, *limits: Any) -> Level:
+    return make_level(SokobanConfig(**dict(zip(_LEVEL_FIELDS, limits, strict=True))), seed, level_stream(seed))
 
 
 def make_level(config: SokobanConfig, seed: int, rng: np.random.Generator) -> Level:
