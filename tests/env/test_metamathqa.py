@@ -140,7 +140,9 @@ def _parquet(path, rows):
 
 def test_metamaths_own_columns_from_parquet(tmp_path):
     path = tmp_path / "train.parquet"
-    _parquet(path, [{"query": f"{n} + {n}?", "response": f"Add.\nThe answer is: {2 * n}", "type": "x"} for n in range(9)])
+    _parquet(
+        path, [{"query": f"{n} + {n}?", "response": f"Add.\nThe answer is: {2 * n}", "type": "x"} for n in range(9)]
+    )
     env = MetaMathQA(MetaMathQAConfig(path=str(path)))
     for seed in range(18):
         question, _ = env.reset(seed)
@@ -163,7 +165,9 @@ def test_a_hub_dataset_is_loaded_by_name_split_and_subset(tmp_path, monkeypatch)
     repository = tmp_path / "repository"
     repository.mkdir()
     for split, answer in (("train", "1"), ("test", "2")):
-        _parquet(repository / f"{split}-00000-of-00001.parquet", [{"question": f"{split}?", "answer": f"#### {answer}"}])
+        _parquet(
+            repository / f"{split}-00000-of-00001.parquet", [{"question": f"{split}?", "answer": f"#### {answer}"}]
+        )
     env = MetaMathQA(MetaMathQAConfig(path=str(repository), split="test"))
     assert env.reset(0)[0] == "test?" and env.answer == "2"
     with pytest.raises(ValueError, match=r"as a Hugging Face dataset \(split 'dev'\) it cannot be loaded"):
@@ -177,7 +181,11 @@ def test_a_hub_dataset_is_loaded_by_name_split_and_subset(tmp_path, monkeypatch)
         ("a.jsonl", "", "holds no problems"),
         ("a.jsonl", '{"question": 1}\nnot json', "line 2 is not JSON"),
         ("a.jsonl", "[1]", "line 1 must be a JSON object, got list"),
-        ("a.jsonl", '{"text": "x", "answer": "1"}', "has no question, query, problem, prompt in a row with text, answer"),
+        (
+            "a.jsonl",
+            '{"text": "x", "answer": "1"}',
+            "has no question, query, problem, prompt in a row with text, answer",
+        ),
         ("a.parquet", "not parquet", "cannot be read as parquet"),
     ],
 )

@@ -102,11 +102,7 @@ def test_generation_is_fast(size, givens, seconds):
 def test_rewards_by_hand():
     env = small()
     assert env.render() == (
-        "col   1  2  | 3  4\n"
-        "row 1 1* .  | .  4*\n"
-        "row 2 .  4* | 1* .\n"
-        "row 3 2* .  | .  3*\n"
-        "row 4 4* 3* | 2* 1*"
+        "col   1  2  | 3  4\nrow 1 1* .  | .  4*\nrow 2 .  4* | 1* .\nrow 3 2* .  | .  3*\nrow 4 4* 3* | 2* 1*"
     )
     steps = [
         ("place 2 at row 1 col 2", 1.0, True),  # right
@@ -163,7 +159,9 @@ def test_absurd_actions_are_invalid_at_once(text):
     assert info == {"action_is_valid": False, "action_is_effective": False, "success": False}
 
 
-@pytest.mark.parametrize("values", [{"size": 4}, {"size": 9, "givens": 30}, {"size": 9, "givens": 61}, {"size": 16}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{"size": 4}, {"size": 9, "givens": 30}, {"size": 9, "givens": 61}, {"size": 16}], ids=str
+)
 def test_the_oracle_solves(values):
     env = Sudoku(SudokuConfig(**values))
     for seed in range(4):
