@@ -267,8 +267,10 @@ def oracle(bench: Bench) -> Iterator[Finding]:
         idle = _play_nothing(bench, seed, most)
         if idle is not None:
             played["nothing"].append(idle)
+    # Where actions have names, a reply without one never reaches `step`: that moving costs something is sound then.
+    spoken = probe.lookup() is None
     for better, worse in (("oracle", "random"), ("random", "nothing")):
-        for measure in ("success", "total"):
+        for measure in ("success", "total") if spoken or worse == "random" else ("success",):
             problem = _worse(played[better], played[worse], measure)
             if problem:
                 noun = "success rate" if measure == "success" else "return"
@@ -277,7 +279,6 @@ def oracle(bench: Bench) -> Iterator[Finding]:
                     _ORACLE_FIX if better == "oracle" else "pay nothing for doing nothing: agents would learn just that"
                 )
                 at = "oracle_action" if better == "oracle" else "step"
-                # Where actions have names, a reply without one never reaches `step`: a cost of moving is sound then.
                 severity = ADVICE if (worse, measure) == ("nothing", "total") else FAULT
                 yield bench.finding("oracle", severity, what, fix, at=at, seed=bench.job.seed)
                 return

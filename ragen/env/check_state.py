@@ -297,18 +297,30 @@ def _state_of(env: Env, stream: str) -> Any:
     return generator.bit_generator.state if isinstance(generator, np.random.Generator) else None
 
 
-@check("same_episode")
+@check("same_episode", "own_luck")
 def seeds_differ(bench: Bench) -> Iterator[Finding]:
-    """Different seeds give different starts."""
-    starts, count = set(), 0
-    for seed in bench.seeds():
+    """Different seeds give different starts, or at least (where the start hides something) different episodes."""
+    starts, episodes = set(), set()
+    seeds = list(bench.seeds())
+    for seed in seeds:
         probe = bench.probe()
         starts.add((probe.reset(seed), probe.view(), probe.instruction(), tuple(probe.lookup() or ())))
-        count += 1
-    if count >= 10 and len(starts) == 1:
-        what = f"{count} seeds all start alike: training would see a single task"
+        if len(starts) > 1:
+            return
+        episodes.add(_with_fixed_draws(bench, seed, 0))
+    # Where luck alone makes episodes differ, they say nothing of hidden starts.
+    by_luck = {_with_fixed_draws(bench, bench.job.seed, luck) for luck in range(5)}
+    if len(seeds) >= 10 and (len(episodes) == 1 or len(by_luck) > 1):
+        what = f"{len(seeds)} seeds all start alike: training would see a single task"
         fix = "draw the start from self.level_rng; ignore this if the task has one start only"
         yield bench.finding("seeds_differ", ADVICE, what, fix, at="reset", seed=bench.job.seed)
+
+
+def _with_fixed_draws(bench: Bench, seed: int, luck: int) -> tuple[Any, ...]:
+    """What an episode shows whose random actions are drawn alike for every seed."""
+    draws = np.random.default_rng(0)
+    episode = bench.play(bench.probe(), seed, luck, choose=lambda probe, _: probe.random_action(draws))
+    return tuple(step.seen for step in episode.steps)
 
 
 @check("same_episode", "own_luck")

@@ -120,6 +120,10 @@ class GymAdapter(Env):
         oracle = getattr(self.inner, "oracle_action", None)
         return oracle() if callable(oracle) else None
 
+    def random_action(self, rng: np.random.Generator) -> str | None:
+        own = getattr(self.inner, "random_action", None)
+        return own(rng) if callable(own) else super().random_action(rng)
+
     def _as_text(self, observation: Any) -> str:
         if self.render_mode == "rgb_array":
             return "<image>"

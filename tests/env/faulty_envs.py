@@ -111,6 +111,13 @@ class HangsOnEmpty(Spoken):
         return action
 
 
+class HangsInReset(Sound):
+    def reset(self, seed, *, luck=None):
+        while seed == 10_002:
+            pass
+        return super().reset(seed, luck=luck)
+
+
 class DiesOfLength(Spoken):
     def read(self, action):
         if len(action) > 10_000:

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ragen.env import check
@@ -20,6 +21,7 @@ FAULTS = {
     "NotBuilt": ("raises", FAULT, "no data set here"),
     "RaisesAtTheGoal": ("raises", FAULT, "KeyError: 'goal'"),
     "HangsOnEmpty": ("hangs", FAULT, "did not return within 1 s"),
+    "HangsInReset": ("hangs", FAULT, "reset did not return within 1 s"),
     "DiesOfLength": ("crashes", FAULT, "exit code 5"),
     "RaisesOnEmpty": ("raises", FAULT, "step('') raised IndexError"),
     "EvaluatesActions": ("raises", FAULT, "step('') raised SyntaxError"),
@@ -66,7 +68,7 @@ SOUND = ["Sound", "Spoken", "LambdaExplained"]
 
 
 #: These need a process that can be killed; the others are examined here, which is faster.
-ISOLATED = {"HangsOnEmpty", "DiesOfLength"}
+ISOLATED = {"HangsOnEmpty", "HangsInReset", "DiesOfLength"}
 
 
 def examined(name, *only, here=True, **changes):
@@ -98,6 +100,21 @@ def test_nothing_is_found_where_nothing_is_wrong(name):
     assert report.findings == [] and report.not_checked == []
     assert report.checked == list(all_checks())
     assert 0 < report.measured["step_s"] < 0.1 and report.measured["oracle_success"] > 0.5
+
+
+def test_torchs_generator_is_watched_where_torch_is_loaded(monkeypatch):
+    class Torch:
+        state = np.zeros(3, np.uint8)
+
+        @classmethod
+        def get_rng_state(cls):
+            return type("Tensor", (), {"numpy": lambda _: cls.state.copy()})()
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    assert examined("Sound", "global_random").findings == []
+    monkeypatch.setattr(faulty_envs.Sound, "slips", lambda self: Torch.state.__iadd__(1).any() and False)
+    [finding] = examined("Sound", "global_random").findings
+    assert finding.what == "step touched the global generator of torch"
 
 
 def test_checks_run_after_those_that_they_need():
