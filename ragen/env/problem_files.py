@@ -86,8 +86,8 @@ def _read_hub(source: str, split: str, subset: str | None) -> Any:
         return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # offline, unknown name, unknown split: each library below has its own error
         raise ValueError(
-            f"path is {source!r}: no .jsonl or .parquet file, and as a Hugging Face dataset (split {split!r}) it cannot "
-            f"be loaded: {type(error).__name__}: {error}"
+            f"path is {source!r}: no .jsonl or .parquet file, and as a Hugging Face dataset (split {split!r}) it "
+            f"cannot be loaded: {type(error).__name__}: {error}"
         ) from error
 
 

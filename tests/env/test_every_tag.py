@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.env.tags import all_specs, play
+from tests.env.tags import all_specs, play, value_of
 
 SPECS = all_specs()
 TAGS = sorted(SPECS)
@@ -22,7 +22,8 @@ def spec(request):
 def test_the_tags_users_know_are_there():
     assert {
         "SimpleSokoban", "LargerSokoban", "SokobanDifferentGridVocab", "VisualSimpleSokoban", "CoordSokoban",
-        "FrozenLake", "CoordFrozenLake", "Bandit", "BanditTest",
+        "FrozenLake", "CoordFrozenLake", "Bandit", "BanditTest", "Countdown", "MetamathQA", "SimpleSudoku",
+        "MediumSudoku", "game_2048", "rubikscube",
     } <= set(TAGS)  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def test_members_of_a_group_start_alike(spec):
         for member in range(8):
             env = spec.make()
             observation, _ = env.reset(seed, luck=member)
-            starts.add((observation, env.render(), env.instruction(), tuple(env.action_lookup().items())))
+            starts.add((observation, env.render(), env.instruction(), tuple((env.action_lookup() or {}).items())))
         assert len(starts) == 1
 
 
@@ -86,7 +87,8 @@ def test_seeds_give_different_starts(spec):
     for seed in range(40):
         env.reset(seed)
         starts.add(env.render())
-    assert len(starts) >= (2 if spec.env_type == "bandit" else 38)
+    # Two orders of the arms; twelve cubes one turn from solved; most games of 2048 start with two 2s.
+    assert len(starts) >= {"bandit": 2, "rubikscube": 10, "game_2048": 30}.get(spec.env_type, 38)
 
 
 @pytest.mark.parametrize("tag", ["FrozenLake", "Bandit"])
@@ -124,7 +126,7 @@ def test_an_environment_can_be_pickled_mid_episode(spec):
     env = spec.make()
     env.reset(3, luck=1)
     copy = pickle.loads(pickle.dumps(env))
-    action = next(iter(env.action_lookup().values()))
+    action = value_of(env, env.random_action(np.random.default_rng(0)))
     assert env.step(action) == copy.step(action)
 
 
@@ -175,7 +177,7 @@ def test_coordinates_point_at_what_the_grid_shows(tag):
 def test_pictures_show_the_board(spec):
     env = spec.make()
     observation, _ = env.reset(4)
-    if spec.env_type == "bandit":
+    if not hasattr(env, "cell_names"):
         with pytest.raises(ValueError, match="no board"):
             env.render("rgb_array")
         return
@@ -191,15 +193,15 @@ def test_pictures_show_the_board(spec):
         for column, name in enumerate(names):
             cell = before[row * side : (row + 1) * side, column * side : (column + 1) * side].tobytes()
             assert looks.setdefault(name, cell) == cell
-    assert len(set(looks.values())) == len(looks) >= 3
+    assert len(set(looks.values())) == len(looks) >= 2
 
 
 def test_the_oracle_names_actions(spec):
     env = spec.make()
     for seed in range(10):
         env.reset(seed)
-        for _ in range(spec.max_actions_per_traj):
-            _, _, terminated, truncated, _ = env.step(env.action_lookup()[env.oracle_action()])
+        for _ in range(min(spec.max_actions_per_traj, 30)):
+            _, _, terminated, truncated, _ = env.step(value_of(env, env.oracle_action()))
             if terminated or truncated:
                 assert env.oracle_action() is None
                 break

@@ -142,9 +142,9 @@ def test_the_step_limit_truncates():
     assert [env.step("")[2:4] for _ in range(2)] == [(False, False), (False, True)]
 
 
-ABSURD = ["", " ", "place", "1,2", "1,2,3,4", "0,1,1", "1,0,1", "1,1,0", "1,1,10", "100,1,1", "-1,1,1", "1;1;1", "١,٢,٣", "<|im_end|>",
-          "place 5 at row 2 col 3; rm -rf /", "\x00", "\ud800", "1," * 50_000, " " * 100_000 + "1,1,1", "place " * 20_000,
-          None, 99, (1, 2, 3), b"1,2,3"]  # fmt: skip
+ABSURD = ["", " ", "place", "1,2", "1,2,3,4", "0,1,1", "1,0,1", "1,1,0", "1,1,10", "100,1,1", "-1,1,1", "1;1;1",
+          "١,٢,٣", "<|im_end|>", "place 5 at row 2 col 3; rm -rf /", "\x00", "\ud800", "1," * 50_000,
+          " " * 100_000 + "1,1,1", "place " * 20_000, None, 99, (1, 2, 3), b"1,2,3"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ABSURD, ids=lambda text: repr(text)[:20])

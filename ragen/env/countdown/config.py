@@ -27,11 +27,13 @@ class CountdownConfig:
         at_least(self, min_numbers=2, max_numbers=2, max_number=2, max_target=10)
         if not self.min_numbers <= self.max_numbers <= 6:
             raise ValueError(
-                f"min_numbers is {self.min_numbers} and max_numbers {self.max_numbers}; give min_numbers <= max_numbers <= 6"
+                f"min_numbers is {self.min_numbers} and max_numbers {self.max_numbers}; "
+                "give min_numbers <= max_numbers <= 6"
             )
         if self.max_target < self.max_number:
             raise ValueError(
-                f"max_target is {self.max_target}, below max_number {self.max_number}; few numbers would lead there: raise it"
+                f"max_target is {self.max_target}, below max_number {self.max_number}; few numbers would lead there: "
+                "raise it"
             )
         if self.max_number > 1000 or self.max_target > 10_000:
             raise ValueError(

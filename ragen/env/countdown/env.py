@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen.env.base import Env
+from ragen.env.base import Env, level_stream
 from ragen.env.countdown.arithmetic import MAX_CHARACTERS, ArithmeticFault, evaluate, join
 from ragen.env.countdown.config import CountdownConfig
 from ragen.env.countdown.problems import SIGNS, Problem, from_row, generate, solve
@@ -79,13 +79,13 @@ class Countdown(Env):
 
     def instruction(self) -> str:
         return (
-            "Countdown: write an expression that comes to the target. Use each given number exactly once, with +, -, *, "
-            "/ and parentheses. Example for target 5 and numbers 3, 4, 8: (8 - 3) * 4 would come to 20, which is wrong; "
-            "8 / 4 + 3 is right.\nReward: 1 for the target, 0.1 for the right numbers with another result, else 0."
+            "Countdown: write an expression that comes to the target. Use each given number exactly once, with + - * / "
+            "and parentheses. Example for target 5 and numbers 3, 4, 8: 8 / 4 + 3.\n"
+            "Reward: 1 for the target, 0.1 for exactly the given numbers with another result, else 0."
         )
 
     def oracle_action(self) -> str | None:
-        """A solution: that by which the problem was made, else one found by search (None: there is none, or not soon)."""
+        """A solution: that by which the problem was made, else one that a search finds (None: none, or none soon)."""
         return None if self._over else self._solution or solve(self.problem)
 
     def random_action(self, rng: np.random.Generator) -> str | None:
@@ -100,7 +100,7 @@ class Countdown(Env):
 @lru_cache(maxsize=1024)
 def _generated(fewest: int, most: int, max_number: int, max_target: int, seed: int) -> tuple[Problem, str]:
     """The problem of a seed and its solution. Kept, since every member of a group asks for it."""
-    rng = np.random.default_rng(np.random.SeedSequence([seed]))
+    rng = level_stream(seed)
     return generate(int(rng.integers(fewest, most + 1)), max_number, max_target, rng)
 
 

@@ -48,8 +48,8 @@ def generate(count: int, max_number: int, max_target: int, rng: np.random.Genera
         if target <= max_target and target not in numbers:
             return Problem(target, tuple(numbers)), solution
     raise ValueError(
-        f"no countdown problem of {count} numbers up to {max_number} with a target up to {max_target} in {_TRIES} tries; "
-        "raise max_target or lower max_number"
+        f"no countdown problem of {count} numbers up to {max_number} with a target up to {max_target} in {_TRIES} "
+        "tries; raise max_target or lower max_number"
     )
 
 
@@ -71,7 +71,7 @@ def from_row(row: Mapping[str, Any], where: str) -> Problem:
 
 @lru_cache(maxsize=1024)
 def solve(problem: Problem) -> str | None:
-    """An expression of all the numbers that comes to the target; None where there is none, or none was found in time."""
+    """An expression of all the numbers that comes to the target; None where there is none, or none was found soon."""
     budget = [_SOLVER_BUDGET]
     return _solve([(Fraction(n), str(n)) for n in problem.numbers], Fraction(problem.target), set(), budget)
 

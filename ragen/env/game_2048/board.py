@@ -89,9 +89,9 @@ def _worth(board: Board) -> float:
 def _line_worth(line: Row) -> float:
     """In the reward's unit, points of merging: room and equal neighbours add, steps against a line's order take off.
 
-    A line that goes one way costs nothing; one that turns costs the tiles by which it goes the other way. Tiles weigh by
-    the cube of their logarithm, so that disorder among great ones costs most. The weights were the best of five tried
-    on eight games: seven of them reached 2048.
+    A line that goes one way costs nothing; one that turns costs the tiles by which it goes the other way. Tiles weigh
+    by the cube of their logarithm, so that disorder among great ones costs most. The weights are the best of five sets
+    tried: seven of eight games reached 2048.
     """
     logs = [max(tile.bit_length() - 1, 0) for tile in line]
     steps = [after**3 - before**3 for before, after in zip(logs, logs[1:], strict=False)]

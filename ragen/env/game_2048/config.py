@@ -12,8 +12,8 @@ class Game2048Config:
     size: int = 4
     """Rows and columns, 2 to 8."""
     target_tile: int = 2048
-    """The tile that wins, a power of two. Each move adds 2.2 to the board on average, so a tile of n takes n / 2.2 moves
-    at least: some 930 for 2048, 230 for 512."""
+    """The tile that wins, a power of two. Each move adds 2.2 to the board on average, so a tile of n takes at least
+    n / 2.2 moves: some 930 for 2048, 230 for 512."""
     four_probability: float = 0.1
     """Chance that a new tile is a 4 rather than a 2."""
     max_steps: int = 5000

@@ -1,7 +1,7 @@
-"""2048: push all tiles one way; equal tiles that meet merge. The episode is won with the target tile, lost without a move.
+"""2048: push all tiles one way; equal tiles that meet merge. Won with the target tile, lost when no move is left.
 
-A move pays 0.1 * log2(sum of the tiles that it made by merging + 1); one that changes nothing costs 0.1. The seed decides
-the first two tiles, each episode's own luck the later ones.
+A move pays 0.1 * log2(sum of the tiles that it made by merging + 1); one that changes nothing costs 0.1. The seed
+decides the first two tiles, each episode's own luck the later ones.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class Game2048(Env):
         new = "a 2" if chance == 0 else "a 4" if chance == 1 else f"a 2, or a 4 with a chance of {chance:.0%}"
         return (
             f"2048 on a {config.size}x{config.size} board. {empty}A move pushes all tiles as far as they go; two equal "
-            f"tiles that meet merge into one of twice the number. Then a new tile appears in an empty cell: {new}. The game "
-            f"is won with a tile of {config.target_tile}, and lost when no move is possible.\n"
-            "Reward of a move: 0.1 * log2(s + 1), where s is the sum of the tiles made by merging; -0.1 if nothing moves."
+            f"tiles that meet merge into one of twice the number. Then a new tile appears in an empty cell: {new}. The "
+            f"game is won with a tile of {config.target_tile}, and lost when no move is possible.\n"
+            "Reward of a move: 0.1 * log2(s + 1), where s is the sum of the tiles made by merging; -0.1 if none moves."
         )
 
     def action_lookup(self) -> Mapping[str, int]:

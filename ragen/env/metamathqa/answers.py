@@ -11,8 +11,8 @@ MAX_CHARACTERS = 1000
 _STATED = re.compile(r"(?:the answer is:?|####)[ \t]*([^\n]+)", re.IGNORECASE)
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,2}}(?![0-9A-Za-z]))?"
-#: A mixed number, a fraction or a decimal. Not a part of a name, a power or an argument (`x2`, `3^2`, `\sqrt{2}`), and in
-#: `7-2` the sign belongs to no number.
+#: A mixed number, a fraction or a decimal. Not a part of a name, a power or an argument (`x2`, `3^2`, `\sqrt{2}`), and
+#: in `7-2` the sign belongs to no number.
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9.^{_])(?:(?<![\w)}])(?P<sign>[-+]))?"
     rf"(?:(?P<whole>{_DIGITS})\s+(?P<top>[0-9]+)/(?P<bottom>[0-9]+)|"
@@ -68,7 +68,8 @@ def _number(text: str) -> Fraction | None:
 
 
 def _value(match: re.Match) -> Fraction | None:
-    part = {name: Fraction(text.replace(",", "")) for name, text in match.groupdict().items() if text and name != "sign"}
+    digits = {name: text.replace(",", "") for name, text in match.groupdict().items() if text and name != "sign"}
+    part = {name: Fraction(text) for name, text in digits.items()}
     if 0 in (part.get("bottom"), part.get("under")):
         return None
     value = part["whole"] + part["top"] / part["bottom"] if "whole" in part else part["over"] / part.get("under", 1)

@@ -70,7 +70,7 @@ class MetaMathQA(Env):
 
     def instruction(self) -> str:
         return (
-            "Solve the problem. Answer with the result alone: a number, a fraction such as 3/4, or a short expression.\n"
+            "Solve the problem. Answer with the result alone: a number, a fraction like 3/4, or a short expression.\n"
             "Reward: 1 for the right answer, half as much after each wrong one."
         )
 

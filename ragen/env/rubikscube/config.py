@@ -26,10 +26,12 @@ class RubiksCubeConfig:
         at_least(self, scramble_depth=1, solvable_within=1, max_steps=1)
         one_of(self, render_mode=("text", "rgb_array"))
         if self.scramble_depth > 1000:
-            raise ValueError(f"scramble_depth is {self.scramble_depth}; give at most 1000 (any cube is 14 turns from solved)")
+            raise ValueError(
+                f"scramble_depth is {self.scramble_depth}; give at most 1000 (no cube is over {MOST_TURNS} turns away)"
+            )
         within = self.solvable_within
         if within is not None and min(self.scramble_depth, MOST_TURNS) > within:
             raise ValueError(
-                f"scramble_depth is {self.scramble_depth}, but solvable_within is {within}; give a scramble_depth of at most "
-                f"{within}, or raise max_actions_per_traj (or solvable_within, where it is set)"
+                f"scramble_depth is {self.scramble_depth}, but solvable_within is {within}; give a scramble_depth of "
+                f"at most {within}, or raise max_actions_per_traj (or solvable_within, where it is set)"
             )

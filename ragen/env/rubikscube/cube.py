@@ -24,7 +24,8 @@ FACES = "ULFRBD"
 COLOURS = "WOGRBY"
 SOLVED = "".join(colour * 4 for colour in COLOURS)
 
-#: The side of each face, and where in space its net's rows (downward) and columns (rightward) run: x right, y up, z front.
+#: The side of each face, and where in space its net's rows (downward) and columns (rightward) run: x right, y up, z
+#: to the front.
 _FRAMES = {
     "U": ((0, 1, 0), (0, 0, 1), (1, 0, 0)),
     "L": ((-1, 0, 0), (0, -1, 0), (0, 0, 1)),

@@ -81,7 +81,8 @@ class RubiksCube(Env):
 
     def render(self, mode: str = "text") -> Any:
         if mode == "rgb_array":
-            return draw_cells([[Cell(_FILLS[name]) for name in row] for row in self.cell_names()], _SIDE, grid=_FILLS[" "])
+            net = [[Cell(_FILLS[name]) for name in row] for row in self.cell_names()]
+            return draw_cells(net, _SIDE, grid=_FILLS[" "])
         if mode != "text":
             raise ValueError(f"rubikscube cannot render {mode!r}; use 'text' or 'rgb_array'")
         return "\n".join(" ".join(row).rstrip() for row in self.cell_names())
@@ -92,8 +93,8 @@ class RubiksCube(Env):
     def instruction(self) -> str:
         colours = "W white, O orange, G green, R red, B blue, Y yellow. " if self.render_mode == "text" else ""
         return (
-            "A 2x2 Rubik's cube, shown as a net: the top face U; below it, from left to right, the left face L, front F, "
-            f"right R and back B; below F the bottom face D. {colours}Turn faces until each shows a single colour.\n"
+            "A 2x2 Rubik's cube, shown as a net: the top face U; below it, from left to right, the left face L, front "
+            f"F, right R and back B; below F the bottom face D. {colours}Turn faces until each shows a single colour.\n"
             "U, D, L, R, F, B turn that face by 90 degrees clockwise, as seen facing it; U', D', L', R', F', B' "
             "counterclockwise.\nReward: 1 when the cube is solved, else 0."
         )

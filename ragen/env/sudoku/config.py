@@ -36,8 +36,9 @@ class SudokuConfig:
         within = self.solvable_within
         if self.givens is not None and within is not None and cells - self.givens > within:
             raise ValueError(
-                f"givens is {self.givens}, so {cells - self.givens} cells are empty, but solvable_within is {within}; give "
-                f"at least {cells - within} givens, or raise max_actions_per_traj (or solvable_within, where it is set)"
+                f"givens is {self.givens}, so {cells - self.givens} cells are empty, but solvable_within is {within}; "
+                f"give at least {cells - within} givens, or raise max_actions_per_traj (or solvable_within, where it "
+                "is set)"
             )
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen.env.base import Env
+from ragen.env.base import Env, level_stream
 from ragen.env.drawing import Cell, draw_cells
 from ragen.env.sudoku.config import SudokuConfig
 from ragen.env.sudoku.puzzles import Puzzle, allowed, make_puzzle
@@ -138,12 +138,12 @@ class Sudoku(Env):
             else "Given numbers are black, yours blue; boxes alternate in shade."
         )
         return (
-            f"Sudoku: fill the {size}x{size} board so that each row, column and {box}x{box} box holds every number from 1 "
-            f"to {size} once. Given numbers stay; you may replace your own. {marks} Rows count from the top, columns from "
-            "the left, from 1.\n"
+            f"Sudoku: fill the {size}x{size} board so that each row, column and {box}x{box} box holds every number "
+            f"from 1 to {size} once. Given numbers stay; you may replace your own. {marks} Rows count from the top, "
+            "columns from the left, from 1.\n"
             "An action is written `place 4 at row 2 col 3`, or for short `2,3,4` (row, column, number).\n"
-            "Reward: 1 for the right number, 0.5 for a wrong one that is not yet in its row, column or box, -0.1 for an "
-            "impossible placement, 10 more when all is solved. A number pays once in a cell."
+            "Reward: 1 for the right number, 0.5 for a wrong one that is not yet in its row, column or box, -0.1 for "
+            "an impossible placement, 10 more when all is solved. A number pays once in a cell."
         )
 
     def oracle_action(self) -> str | None:
@@ -196,7 +196,7 @@ class Sudoku(Env):
 @lru_cache(maxsize=256)
 def _puzzle(size: int, givens: int, seed: int) -> Puzzle:
     """The puzzle of a seed. Kept, since every member of a group asks for it."""
-    puzzle = make_puzzle(size, givens, np.random.default_rng(np.random.SeedSequence([seed])))
+    puzzle = make_puzzle(size, givens, level_stream(seed))
     if puzzle is None:
         raise ValueError(f"sudoku seed {seed}: no {size}x{size} puzzle of {givens} givens was found; raise givens")
     return puzzle
