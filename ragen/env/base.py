@@ -80,6 +80,13 @@ class Env(ABC):
 
     # --- optional ---------------------------------------------------------------------------------
 
+    def tools(self) -> list[dict[str, Any]] | None:
+        """Functions that the model may call, as `ragen.env.tools.tool` describes them; None: there are none.
+
+        With tools `action_lookup()` is None, and `step` receives a call as JSON text: `ragen.env.tools.read_call`.
+        """
+        return None
+
     def oracle_action(self) -> str | None:
         """The name of a best action from the current state, or None where no oracle exists or it is lost."""
         return None

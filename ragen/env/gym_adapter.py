@@ -124,6 +124,10 @@ class GymAdapter(Env):
         own = getattr(self.inner, "random_action", None)
         return own(rng) if callable(own) else super().random_action(rng)
 
+    def tools(self) -> list[dict[str, Any]] | None:
+        own = getattr(self.inner, "tools", None)
+        return own() if callable(own) else None
+
     def _as_text(self, observation: Any) -> str:
         if self.render_mode == "rgb_array":
             return "<image>"

@@ -83,6 +83,8 @@ class EnvDescription:
     instruction: str
     #: Names that `step` takes; None: any text is an action.
     actions: tuple[str, ...] | None
+    #: Schemas of the functions that the model may call, see `Env.tools`; None: none.
+    tools: tuple[dict[str, Any], ...] | None = None
 
 
 class StepResult(NamedTuple):
@@ -109,7 +111,7 @@ class EnvClient:
         self._calling = False
 
     async def describe(self) -> EnvDescription:
-        """Instruction and action names, as the environment gives them now."""
+        """Instruction, action names and tools, as the environment gives them now."""
         return EnvDescription(*await self._call("describe"))
 
     async def reset(self, seed: int, luck: int | None = None) -> tuple[Any, dict[str, Any]]:

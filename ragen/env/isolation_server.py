@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ragen.env.base import Env
+from ragen.env.tools import check_tools
 
 #: (True, result), or (False, what was raised, as text).
 Answer = tuple[bool, Any]
@@ -71,9 +72,10 @@ class EnvHost:
             with contextlib.suppress(Exception):  # it is thrown away in any case
                 env.close()
 
-    def _describe(self) -> tuple[str, tuple[str, ...] | None]:
+    def _describe(self) -> tuple[str, tuple[str, ...] | None, tuple[dict[str, Any], ...] | None]:
         lookup = self._env.action_lookup()
-        return str(self._env.instruction()), None if lookup is None else tuple(str(name) for name in lookup)
+        names = None if lookup is None else tuple(str(name) for name in lookup)
+        return str(self._env.instruction()), names, check_tools(self._env.tools())
 
     def _reset(self, seed: int, luck: int | None) -> tuple[Any, dict[str, Any]]:
         observation, info = self._env.reset(seed, luck=luck)

@@ -163,6 +163,8 @@ class LLMAgentProxy:
                     reward=outcome.env_reward + outcome.penalty,
                     actions_left=episode.actions_left,
                     notes=outcome.notes,
+                    results=tuple(zip(outcome.executed, outcome.observations, strict=True)),
+                    tools=episode.description.tools,
                 )
             )
 

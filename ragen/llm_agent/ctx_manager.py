@@ -1,22 +1,32 @@
 """The context manager: owns text and tokens.
 
 It writes the first prompt from the environment *as configured*, the suffix that follows each reply, and parses
-replies. Suffixes come from rendering the model's actual chat template, never from its name, and are tokenised once:
-token in, token out.
+replies (`replies.py`). Suffixes come from rendering the model's actual chat template, never from its name, and are
+tokenised once: token in, token out.
+
+Tools (`agent_proxy.parser: tool_call`) go the way that the template offers, found by rendering it: their schemas into
+its `tools`, results into messages of the role `tool`. A template that shows no tools gets them in the first message's
+text; one that does not show a message of that role gets results from the user.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+import functools
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
 
 from ragen.env.isolation import EnvDescription
+from ragen.env.tools import read_call, tool
 from ragen.llm_agent.policy import Sampling
+from ragen.llm_agent.replies import PARSERS, ParsedReply, register_parser, reply_format
 from ragen.llm_agent.trajectory import TrainingSample, Trajectory, full_sample
+from ragen.llm_agent.wording import Wording
+
+__all__ = ["PARSERS", "PLAIN_TEMPLATE", "ContextConfig", "ContextManager", "ParsedReply", "register_parser"]
 
 #: For models without a chat template (base models).
 PLAIN_TEMPLATE = (
@@ -30,6 +40,8 @@ PLAIN_TEMPLATE = (
 
 #: Stands for a reply when the template is rendered to learn what follows one. No template alters plain letters.
 _REPLY = "RAGENREPLYGOESHERE"
+#: Stand for a tool and its result when the template is rendered to learn whether it shows them.
+_TOOL, _RESULT = "RAGENTOOLGOESHERE", "RAGENRESULTGOESHERE"
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,12 @@ class ContextConfig:
     use_turn_scores: bool = False
     enable_response_mask: bool = True
     parser: str = "think_answer"
+    """A name of `ragen.llm_agent.replies.PARSERS`, or `module:Class`."""
+    think_tag: str = "think"
+    answer_tag: str = "answer"
+    """Names of the tags, without brackets."""
+    wording: Wording = Wording()
+    """The sentences around the environment's own text."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the chat template, e.g. `enable_thinking: False`."""
 
@@ -65,46 +83,12 @@ class ContextConfig:
         for name in cls.__dataclass_fields__:
             value = next((node[name] for node in nodes if name in node), None)
             if value is not None:
-                found[name] = tuple(value) if name == "stop" else value
+                found[name] = convert(value) if (convert := _CONVERT.get(name)) else value
         return cls(**found)
 
 
-@dataclass(frozen=True)
-class ParsedReply:
-    """What a reply asks for."""
-
-    actions: tuple[str, ...]
-    """Action texts in order, not yet matched against the environment's names."""
-    well_formed: bool
-    """Whether the reply follows the format."""
-    thought: str = ""
-
-
-Parser = Callable[[str, ContextConfig], ParsedReply]
-PARSERS: dict[str, Parser] = {}
-
-
-def register_parser(name: str) -> Callable[[Parser], Parser]:
-    """Register a reply parser under `name` (`agent_proxy.parser`). A name that is taken raises ValueError."""
-
-    def decorator(parser: Parser) -> Parser:
-        if name in PARSERS:
-            raise ValueError(f"reply parser {name!r} is already registered to {PARSERS[name].__qualname__}")
-        PARSERS[name] = parser
-        return parser
-
-    return decorator
-
-
-@register_parser("think_answer")
-def parse_think_answer(reply: str, config: ContextConfig) -> ParsedReply:
-    """`<think>…</think><answer>a1 || a2</answer>`, or the answer alone without thinking; the first such pair counts."""
-    answer = r"<answer>(.*?)</answer>"
-    match = re.search(rf"<think>(.*?)</think>\s*{answer}" if config.enable_think else rf"(){answer}", reply, re.DOTALL)
-    if match is None:
-        return ParsedReply((), False)
-    actions = tuple(text for text in (part.strip() for part in match.group(2).split(config.action_sep)) if text)
-    return ParsedReply(actions, True, match.group(1).strip())
+#: Fields whose value in a config is of another type.
+_CONVERT = {"stop": tuple, "wording": Wording.of}
 
 
 class ContextManager:
@@ -115,24 +99,30 @@ class ContextManager:
         config: lengths, limits and format.
 
     Raises:
-        ValueError: an unknown parser, or a template that does not keep replies verbatim.
+        ValueError: an unknown parser.
     """
 
     def __init__(self, tokenizer: Any, config: ContextConfig):
         self.tokenizer, self.config = tokenizer, config
         self._template = tokenizer.chat_template or PLAIN_TEMPLATE
-        if config.parser not in PARSERS:
-            raise ValueError(f"agent_proxy.parser: {config.parser!r} is not one of {sorted(PARSERS)}")
-        self._parse = PARSERS[config.parser]
+        self.format = reply_format(config.parser)
         opening = self._render([{"role": "user", "content": "x"}]).rstrip()
-        self._prefilled = "<think>" if opening.endswith("<think>") else ""
+        prefill = f"<{config.think_tag}>"
+        self._prefilled = prefill if config.enable_think and opening.endswith(prefill) else ""
 
     # --- prompts ----------------------------------------------------------------------------------
 
     def initial_ids(self, description: EnvDescription, observation: str, *, max_actions: int) -> list[int]:
-        """Token ids of the first prompt: rules, actions, reply format and the first state."""
+        """Token ids of the first prompt: rules, actions or tools, reply format and the first state.
+
+        Raises:
+            ValueError: the reply format needs tools, and the environment offers none.
+        """
+        if self.format.uses_tools and not description.tools:
+            raise ValueError(f"agent_proxy.parser={self.config.parser} needs an environment with tools: {description}")
+        tools = description.tools if self._template_takes_tools else None
         user = "\n".join([*self._rules(description, max_actions), self._state(0, observation, max_actions)])
-        return self._encode(self._render(self._messages(user)))
+        return self._encode(self._render(self._messages(user, tools), tools))
 
     def suffix_ids(
         self,
@@ -143,6 +133,8 @@ class ContextManager:
         reward: float,
         actions_left: int,
         notes: tuple[str, ...],
+        results: Sequence[tuple[str, str]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids that follow a reply: its end token unless sampled, the next state, the opening of the next reply.
 
@@ -153,64 +145,118 @@ class ContextManager:
             reward: the environment's reward of the turn that ended.
             actions_left: actions that the episode may still take.
             notes: what was dropped or not carried out, told to the policy.
+            results: (action, observation) of each action carried out; a format with tools shows them all, each as the
+                result of its call. The last one's observation is `observation`.
+            tools: the environment's tools (`EnvDescription.tools`), for such a format.
         """
-        lines = [f"Reward: {reward:g}", *notes, self._state(turn, observation, actions_left)]
+        lines = [*_given(self.config.wording.reward.format(reward=reward)), *notes]
+        lines.append(self._state(turn, observation, actions_left))
         if self.config.format_reminder:
-            lines.append(self._format_line(actions_left))
-        messages = [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": _REPLY},
-            {"role": "user", "content": "\n".join(lines)},
-        ]
-        rendered = self._render(messages)
+            lines.extend(_given(self._format_line(actions_left)))
+        ids = self._encode(self._after_reply(self._answers(lines, results), tools))
+        # The end of turn was sampled already where the reply's last id is the one that the template puts first.
+        return ids[1:] if reply_ids[-1] == ids[0] else ids
+
+    def _answers(self, lines: list[str], results: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+        """The messages that answer a reply: one of the user, or one of the role `tool` for each call."""
+        text = "\n".join(lines)
+        if not self.format.uses_tools or not results:
+            return [{"role": "user", "content": text}]
+        shown = [*(observation for _, observation in results[:-1]), text]
+        if not self._template_shows_results:
+            return [{"role": "user", "content": "\n".join(shown)}]
+        names = [call.name if (call := read_call(action)) else "" for action, _ in results]
+        return [{"role": "tool", "name": name, "content": content} for name, content in zip(names, shown, strict=True)]
+
+    def _after_reply(
+        self, answers: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """What the template writes after a reply that is answered so: its end, the answers, the next opening."""
+        opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
+        rendered = self._render([*opening, *answers], tools if self._template_takes_tools else None)
         if rendered.count(_REPLY) != 1:
             raise ValueError(
                 "the chat template does not keep an assistant message verbatim; no suffix can be read off it"
             )
-        ids = self._encode(rendered.split(_REPLY)[1])
-        # The end of turn was sampled already where the reply's last id is the one that the template puts first.
-        return ids[1:] if reply_ids[-1] == ids[0] else ids
+        return rendered.split(_REPLY)[1]
 
-    def _messages(self, user: str) -> list[dict[str, str]]:
+    @functools.cached_property
+    def _template_takes_tools(self) -> bool:
+        """Whether schemas given to the template show in what it writes."""
+        if not self.format.uses_tools:
+            return False
+        try:
+            return _TOOL in self._render([{"role": "user", "content": "x"}], [tool(_TOOL, "x")])
+        except Exception:  # a template is a program from elsewhere: one that trips over tools does not take them
+            return False
+
+    @functools.cached_property
+    def _template_shows_results(self) -> bool:
+        """Whether the template writes a message of the role `tool`, after a reply that is plain text to it."""
+        result = {"role": "tool", "name": _TOOL, "content": _RESULT}
+        try:
+            return self._after_reply([result], [tool(_TOOL, "x")]).count(_RESULT) == 1
+        except Exception:  # some refuse the role, some unless the call before it is given as data
+            return False
+
+    @functools.cached_property
+    def _ends(self) -> frozenset[int]:
+        """Ids that end a reply and say nothing: the template's end token, and every special one."""
+        special = getattr(self.tokenizer, "all_special_ids", ())
+        try:
+            return frozenset([*self._encode(self._after_reply([{"role": "user", "content": "x"}]))[:1], *special])
+        except ValueError:  # an episode of one turn needs no suffix
+            return frozenset(special)
+
+    def _messages(self, user: str, tools: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, str]]:
         if not self.config.system_prompt:
             return [{"role": "user", "content": user}]
         messages = [{"role": "system", "content": self.config.system_prompt}, {"role": "user", "content": user}]
         try:
-            self._render(messages)
+            self._render(messages, tools)
         except jinja2.TemplateError:  # some templates refuse the system role: its text opens the first message
             return [{"role": "user", "content": f"{self.config.system_prompt}\n\n{user}"}]
         return messages
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        given = {"tools": list(tools)} if tools else {}
         return self.tokenizer.apply_chat_template(
-            messages,
+            list(messages),
             chat_template=self._template,
             tokenize=False,
             add_generation_prompt=True,
+            **given,
             **self.config.chat_template_kwargs,
         )
 
     def _encode(self, text: str) -> list[int]:
         # The template already wrote every special token that belongs here.
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        try:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        except UnicodeEncodeError:  # half a character, in what an environment or a template says
+            whole = text.encode(errors="replace").decode()
+            return self.tokenizer(whole, add_special_tokens=False)["input_ids"]
 
     # --- wording ----------------------------------------------------------------------------------
 
     def _rules(self, description: EnvDescription, max_actions: int) -> list[str]:
+        wording = self.config.wording
         lines = [description.instruction.strip()]
         if description.actions:
-            lines.append(f"Actions: {', '.join(description.actions)}")
-        lines.append(self._format_line(max_actions))
-        return lines
+            lines.extend(_given(wording.actions.format(actions=", ".join(description.actions))))
+        if description.tools and not self._template_takes_tools:
+            schemas = "\n".join(json.dumps(entry["function"], ensure_ascii=False) for entry in description.tools)
+            lines.extend(_given(wording.tools.format(tools=schemas, call=wording.call)))
+        return [*lines, *_given(self._format_line(max_actions))]
 
     def _format_line(self, actions_left: int) -> str:
         limit = min(self.config.max_actions_per_turn, actions_left)
-        answer = "your action" if limit == 1 else f"up to {limit} actions separated by {self.config.action_sep}"
-        thought = "<think>your thoughts</think>" if self.config.enable_think else ""
-        return f"Reply with {thought}<answer>{answer}</answer>"
+        return self.config.wording.reply_format.format(format=self.format.describe(self.config, limit))
 
     def _state(self, turn: int, observation: str, actions_left: int) -> str:
-        return f"Turn {turn + 1} of {self.config.max_turn}, actions left: {actions_left}\n{observation}"
+        return self.config.wording.turn.format(
+            turn=turn + 1, max_turn=self.config.max_turn, actions_left=actions_left, observation=observation
+        )
 
     # --- replies ----------------------------------------------------------------------------------
 
@@ -224,22 +270,16 @@ class ContextManager:
     def parse(self, reply_ids: list[int]) -> tuple[str, ParsedReply]:
         """The reply as text (special tokens kept) and what it asks for."""
         text = self.tokenizer.decode(reply_ids, skip_special_tokens=False)
-        whole = text if text.lstrip().startswith("<think>") else self._prefilled + text
-        return text, self._parse(whole, self.config)
+        said = text
+        if reply_ids[-1] in self._ends:
+            said = text.removesuffix(self.tokenizer.decode(reply_ids[-1:], skip_special_tokens=False))
+        prefilled = "" if said.lstrip().startswith(self._prefilled) else self._prefilled
+        return text, self.format.parse(prefilled + said, self.config)
 
     def reply_ids(self, actions: list[str], thought: str = "") -> list[int]:
         """Token ids of a well-formed reply with its end token, as a perfect model would sample it."""
-        think = f"<think>{thought}</think>"[len(self._prefilled) :] if self.config.enable_think else ""
-        answer = f" {self.config.action_sep} ".join(actions)
-        text = f"{think}<answer>{answer}</answer>"
-        rendered = self._render(
-            [
-                {"role": "user", "content": "x"},
-                {"role": "assistant", "content": _REPLY},
-                {"role": "user", "content": "x"},
-            ]
-        )
-        return self._encode(text) + self._encode(rendered.split(_REPLY)[1])[:1]
+        text = self.format.write(actions, thought, self.config).removeprefix(self._prefilled)
+        return self._encode(text) + self._encode(self._after_reply([{"role": "user", "content": "x"}]))[:1]
 
     # --- samples ----------------------------------------------------------------------------------
 
@@ -269,3 +309,8 @@ class ContextManager:
     def formulate_rollouts(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
         """The samples of all usable episodes, in order."""
         return [sample for t in trajectories if t.usable for sample in self.formulate(t)]
+
+
+def _given(text: str) -> list[str]:
+    """The line that `text` is; none where the wording leaves it empty."""
+    return [text] if text else []

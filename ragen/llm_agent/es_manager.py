@@ -14,12 +14,21 @@ import numpy as np
 
 from ragen.env.isolation import EnvClient, EnvDescription, EnvPool
 from ragen.env.registry import EnvSpec, load_env_class
+from ragen.env.tools import read_call, tool_names, write_call
 from ragen.llm_agent.ctx_manager import ParsedReply
 from ragen.llm_agent.seeds import group_seed, luck_seed
 
 #: Workers of a tag that names none. Threads and processes: enough to keep an engine busy, few enough for a laptop.
 #: Inline environments are plain objects, built on demand.
 DEFAULT_WORKERS = {"inline": 4096, "thread": 64, "process": 64}
+
+#: What a turn may be told about its reply.
+NOTES = {
+    "format": "Your reply did not follow the format; nothing was done.",
+    "none": "Your answer held no action; nothing was done.",
+    "unknown": "Unknown actions were ignored: {actions}",
+    "surplus": "Only the first {count} of your actions were carried out.",
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,8 @@ class TurnOutcome:
     notes: tuple[str, ...]
     end_reason: str | None
     """None: the episode goes on."""
+    observations: tuple[str, ...] = ()
+    """What the environment returned for each of `executed`; the last one is `observation`."""
 
 
 class Episode:
@@ -100,6 +111,7 @@ class Episode:
         observation, _ = await self._client.reset(self.task.seed, self._luck)
         self.description = await self._client.describe()
         self._names = {name.lower(): name for name in self.description.actions or ()}
+        self._tools = frozenset(tool_names(self.description.tools or ()))
         self.observation = observation
 
     async def step(self, reply: ParsedReply, max_actions: int) -> TurnOutcome:
@@ -112,10 +124,11 @@ class Episode:
         surplus = max(0, len(known) - min(max_actions, self.actions_left))
         planned = known[: len(known) - surplus]
         faulty = bool(unknown) or not planned
-        env_reward, executed, end_reason = 0.0, [], None
+        env_reward, executed, observations, end_reason = 0.0, [], [], None
         for action in planned:
             observation, reward, terminated, truncated, info = await self._client.step(action)
             executed.append(action)
+            observations.append(observation)
             self.actions_left -= 1
             env_reward += reward
             self.observation = observation
@@ -136,6 +149,7 @@ class Episode:
             executed=tuple(executed),
             notes=self._notes(reply, unknown, surplus, len(planned)),
             end_reason=end_reason,
+            observations=tuple(observations),
         )
 
     async def oracle_action(self) -> str | None:
@@ -157,6 +171,11 @@ class Episode:
         }
 
     def _match(self, actions: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        """What the environment knows of the actions asked for, as it takes them, and the rest as written."""
+        if self._tools:
+            calls = {text: read_call(text) for text in actions}
+            mine = {text: write_call(*call) for text, call in calls.items() if call and call.name in self._tools}
+            return [mine[text] for text in actions if text in mine], [text for text in actions if text not in mine]
         if self.description.actions is None:
             return list(actions), []
         known = [self._names[text.lower()] for text in actions if text.lower() in self._names]
@@ -166,13 +185,13 @@ class Episode:
     def _notes(reply: ParsedReply, unknown: list[str], surplus: int, planned: int) -> tuple[str, ...]:
         notes = []
         if not reply.well_formed:
-            notes.append("Your reply did not follow the format; nothing was done.")
+            notes.append(NOTES["format"])
         elif not reply.actions:
-            notes.append("Your answer held no action; nothing was done.")
+            notes.append(NOTES["none"])
         if unknown:
-            notes.append(f"Unknown actions were ignored: {', '.join(text[:40] for text in unknown[:3])}")
+            notes.append(NOTES["unknown"].format(actions=", ".join(text[:40] for text in unknown[:3])))
         if surplus:
-            notes.append(f"Only the first {planned} of your actions were carried out.")
+            notes.append(NOTES["surplus"].format(count=planned))
         return tuple(notes)
 
 

@@ -351,6 +351,6 @@ def test_a_split_that_does_not_add_up_is_refused():
 
 def test_parsers_are_registered_once():
     with pytest.raises(ValueError, match="already registered"):
-        register_parser("think_answer")(PARSERS["think_answer"])
+        register_parser("think_answer")(type(PARSERS["think_answer"]))
     with pytest.raises(ValueError, match="agent_proxy.parser: 'nope'"):
         context(parser="nope")
