@@ -149,29 +149,41 @@ class CallFailed(Exception):
 
 
 class Journal:
-    """One page of a file, shared with the checker: the call that runs now, since when, and how long it may take."""
+    """One page of a file, shared with the checker: the call that runs now, since when, and how long it may take.
+
+    Byte 0 is odd while an entry is being written, so that half an entry is never read.
+    """
 
     SIZE = 4096
     _HEAD = struct.Struct("<ddI")
+    _BODY = 1 + _HEAD.size
 
     def __init__(self, path: str):
         with open(path, "r+b") as file:
             self._page = mmap.mmap(file.fileno(), self.SIZE)
 
     def begin(self, text: str, limit_s: float) -> None:
-        body = text.encode("utf-8", "replace")[: self.SIZE - self._HEAD.size]
-        self._page[self._HEAD.size : self._HEAD.size + len(body)] = body
-        self._HEAD.pack_into(self._page, 0, time.monotonic(), limit_s, len(body))
+        self._write(time.monotonic(), limit_s, text.encode("utf-8", "replace")[: self.SIZE - self._BODY])
 
     def end(self) -> None:
-        self._HEAD.pack_into(self._page, 0, 0.0, 0.0, 0)
+        self._write(0.0, 0.0, b"")
+
+    def _write(self, started: float, limit_s: float, body: bytes) -> None:
+        version = (self._page[0] & 0xFE) + 2 & 0xFF
+        self._page[0] = version | 1
+        self._HEAD.pack_into(self._page, 1, started, limit_s, len(body))
+        self._page[self._BODY : self._BODY + len(body)] = body
+        self._page[0] = version
 
     def running(self) -> tuple[str, float, float] | None:
         """(call, seconds so far, seconds allowed) of the call that runs, or that was running when the process died."""
-        started, limit_s, length = self._HEAD.unpack_from(self._page, 0)
+        page = self._page[:]
+        if page[0] & 1 or self._page[0] != page[0]:
+            return None  # it has just begun or ended
+        started, limit_s, length = self._HEAD.unpack_from(page, 1)
         if not started:
             return None
-        text = self._page[self._HEAD.size : self._HEAD.size + length].decode("utf-8", "replace")
+        text = page[self._BODY : self._BODY + length].decode("utf-8", "replace")
         return text, time.monotonic() - started, limit_s
 
 

@@ -1,17 +1,22 @@
 """The checker: each fault of `faulty_envs.py` is found and named, alone; sound ones pass; the command line."""
 
+import itertools
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from ragen.env import check
-from ragen.env.check_bench import ADVICE, FAULT, Job
+from ragen.env.check_bench import ADVICE, FAULT, Job, Journal
 from ragen.env.check_lab import examine
 from ragen.env.check_play import estimate_tokens
 from ragen.env.check_registry import all_checks
+from tests.env.tags import ENVS_YAML
 
 sys.path.insert(0, str(Path(__file__).parent))
 import faulty_envs  # noqa: E402
@@ -64,6 +69,7 @@ FAULTS = {
     "LongObservation": ("context", ADVICE, "5 turns may take about"),
     "Echo": ("absurd_actions", ADVICE, "'long' ('aaaa"),
 }
+SHIPPED = yaml.safe_load(ENVS_YAML.read_text(encoding="utf-8"))["custom_envs"]
 SOUND = ["Sound", "Spoken", "LambdaExplained"]
 
 
@@ -100,6 +106,43 @@ def test_nothing_is_found_where_nothing_is_wrong(name):
     assert report.findings == [] and report.not_checked == []
     assert report.checked == list(all_checks())
     assert 0 < report.measured["step_s"] < 0.1 and report.measured["oracle_success"] > 0.5
+
+
+@pytest.mark.parametrize("tag", SHIPPED)
+def test_no_shipped_environment_has_a_fault(tag):
+    checks = [c for c in all_checks() if c != "other_process"]
+    report = examine(Job(tag=tag, entry=SHIPPED[tag], episodes=3), checks, here=True)
+    if report.missing:
+        pytest.skip(report.missing)
+    assert [f for f in report.findings if f.severity == FAULT] == [] and report.not_checked == []
+
+
+def test_half_an_entry_of_the_journal_is_never_read(tmp_path):
+    """A writer that is interrupted at any byte: the reader sees the old entry, the new one, or none."""
+    (tmp_path / "journal").write_bytes(bytes(Journal.SIZE))
+    journal = Journal(str(tmp_path / "journal"))
+    stop, seen = threading.Event(), set()
+
+    def write():
+        while not stop.is_set():
+            journal.begin("a" * 50, 5.0)
+            journal.begin("b" * 90, 9.0)
+            journal.end()
+
+    writer, interval, until = threading.Thread(target=write), sys.getswitchinterval(), time.monotonic() + 10
+    sys.setswitchinterval(1e-6)  # threads alternate in the middle of everything
+    try:
+        writer.start()
+        for turn in itertools.count():
+            entry = journal.running()
+            seen.add(entry and (entry[0], entry[2]))
+            if turn > 2000 and len(seen) == 3 or time.monotonic() > until:
+                break
+    finally:
+        stop.set()
+        writer.join()
+        sys.setswitchinterval(interval)
+    assert seen == {None, ("a" * 50, 5.0), ("b" * 90, 9.0)}
 
 
 def test_torchs_generator_is_watched_where_torch_is_loaded(monkeypatch):
