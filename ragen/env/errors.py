@@ -14,6 +14,10 @@ class MissingDependency(ImportError):
     """The environment exists, but a package that it needs is not installed."""
 
 
+class MissingData(MissingDependency):
+    """The environment exists, but files that it needs and that do not come with RAGEN are not there."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'? known: a, b, x`, the first half only where a name is close."""
     known = sorted(known)

@@ -120,9 +120,9 @@ def test_the_limits_are_kept():
 )  # fmt: skip
 def test_absurd_actions_are_invalid_quick_and_change_nothing(action):
     env = started()
-    start = time.perf_counter()
+    start = time.process_time()
     page, reward, terminated, _, info = env.step(action)
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
     assert (page, reward, terminated) == (f"Question: {env.question}", 0.0, False)
     assert info == {"action_is_valid": False, "action_is_effective": False, "success": False}
 
