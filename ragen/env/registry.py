@@ -24,6 +24,13 @@ ISOLATION = ("inline", "thread", "process")
 _ENV_ROOT = Path(__file__).parent
 #: Packages whose name on the index differs from the name that is imported.
 _DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+#: Environments whose packages are an extra of pyproject.toml → its name.
+_EXTRAS = {"search": "search", "textworld": "textworld", "alfworld": "alfworld"}
+#: Names of environments that users may look for and that are left out, in lower case → why.
+REFUSED = {
+    "deepcoder": "it runs programs that the model writes, which is safe in a sandbox only, and RAGEN brings none",
+    "lean": "it needs a Lean 4 installation with Mathlib as proof checker, which RAGEN does not bring or drive",
+}
 
 
 def available_env_types() -> list[str]:
@@ -40,6 +47,11 @@ def load_env_class(env_type: str) -> type:
     """
     if not isinstance(env_type, str) or not env_type:
         raise EnvConfigError(f"env_type must be a name such as 'sokoban', got {env_type!r}")
+    if env_type.lower() in REFUSED:
+        raise EnvConfigError(
+            f"env_type {env_type!r} is not supported: {REFUSED[env_type.lower()]}. "
+            "Write it as an environment of your own, 'package.folder' or 'package.module:Class'"
+        )
     module_name, _, class_name = env_type.partition(":")
     if class_name:
         module = _import(module_name, env_type)
@@ -235,6 +247,8 @@ def _missing(error: ModuleNotFoundError, env_type: str) -> MissingDependency:
     package = (error.name or "").partition(".")[0]
     requirements = _ENV_ROOT / env_type / "requirements.txt"
     wanted = f"-r {requirements}" if requirements.is_file() else _DISTRIBUTIONS.get(package, package.replace("_", "-"))
+    if env_type in _EXTRAS:
+        wanted = f"-e '.[{_EXTRAS[env_type]}]' in RAGEN's folder"
     return MissingDependency(
         f"env_type {env_type!r} needs {package!r}, which is not installed; install it: pip install {wanted}",
         name=error.name,

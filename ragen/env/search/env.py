@@ -31,6 +31,8 @@ class Search(Env):
 
     def __init__(self, config: SearchConfig | None = None):
         super().__init__(config)
+        if self.config.retriever == "http":
+            self._retriever()  # its packages are an extra: a missing one is reported now
         self._over = True
 
     def reset(self, seed: int, *, luck: int | None = None) -> tuple[str, dict[str, Any]]:

@@ -15,6 +15,9 @@ import time
 from functools import lru_cache
 from typing import Any
 
+import httpx
+import tenacity
+
 from ragen.env.search.passages import Passage, as_passage
 
 #: Bytes of an answer; more is refused, so that a broken service cannot fill the memory.
@@ -40,8 +43,6 @@ class HttpRetriever:
     """
 
     def __init__(self, base_url: str, timeout_s: float = 5.0, tries: int = 3):
-        import httpx
-
         self.url = base_url.rstrip("/") + "/retrieve"
         self.timeout_s, self.tries = timeout_s, tries
         # No proxy from the surroundings: the address is meant as written.
@@ -53,8 +54,6 @@ class HttpRetriever:
         Raises:
             RetrievalError: no usable answer after all tries.
         """
-        import tenacity
-
         again = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.tries),
             wait=tenacity.wait_exponential(multiplier=0.1, max=2),
@@ -68,8 +67,6 @@ class HttpRetriever:
         return self._passages(answer, k)
 
     def _ask(self, query: str, k: int) -> Any:
-        import httpx
-
         request = {"queries": [query], "topk": k, "return_scores": True}
         body, deadline = bytearray(), time.monotonic() + self.timeout_s
         try:
