@@ -336,6 +336,8 @@ def _seeds(cfg: DictConfig) -> Iterator[Fault]:
 
 
 def _tags(cfg: DictConfig) -> Iterator[Fault]:
+    from ragen.env.registry import REFUSED
+
     known = list(cfg.custom_envs)
     for side in ("train", "val"):
         key = f"es_manager.{side}.env_configs.tags"
@@ -343,7 +345,9 @@ def _tags(cfg: DictConfig) -> Iterator[Fault]:
         if not tags:
             yield Fault(key, tags, "no environment", f"name one of: {', '.join(known)}")
         for tag in tags:
-            if tag not in cfg.custom_envs:
+            if tag not in cfg.custom_envs and str(tag).lower() in REFUSED:
+                yield Fault(key, tag, f"not supported: {REFUSED[str(tag).lower()]}", "add an environment of your own")
+            elif tag not in cfg.custom_envs:
                 yield Fault(key, tag, "no such environment in custom_envs", _did_you_mean(tag, known))
         for tag in sorted({tag for tag in tags if tags.count(tag) > 1}):
             yield Fault(key, tag, "named twice", "name it once and give its groups in n_groups")
