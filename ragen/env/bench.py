@@ -29,10 +29,10 @@ from tqdm import tqdm
 from ragen.env.base import Env, level_stream
 from ragen.env.check import read_config
 from ragen.env.errors import EnvConfigError, MissingDependency, nearest
-from ragen.env.isolation_server import _look_up
+from ragen.env.isolation_server import look_up
 from ragen.env.registry import EnvSpec, load_specs
 from ragen.env.sokoban.config import SokobanConfig
-from ragen.env.sokoban.gym_levels import _private_module
+from ragen.env.sokoban.gym_levels import private_module
 from ragen.env.sokoban.levels import make_level
 from ragen.env.sokoban.solver import shortest_solution
 
@@ -117,7 +117,7 @@ def _rate_of_steps(env: Env, seeds: Iterator[int], seconds: float) -> float:
         name, lookup = env.random_action(rng), env.action_lookup()
         if name is None:
             return float("nan")
-        value = name if lookup is None else _look_up(name, lookup)
+        value = name if lookup is None else look_up(name, lookup)
         started = time.perf_counter()
         result = env.step(value)
         took.append(time.perf_counter() - started)
@@ -149,7 +149,7 @@ def sokoban_levels(size: str, levels: int) -> Levels:
 
 def _original(config: SokobanConfig) -> Callable[[int], Any]:
     """gym-sokoban's generator at its own settings: a room for every seed, however long its solution."""
-    module = _private_module(0, 300)
+    module = private_module(0, 300)
     dim = (config.dim_x, config.dim_y)
 
     def generate(seed: int) -> Any:

@@ -26,7 +26,7 @@ import numpy as np
 from ragen.env.base import Env
 from ragen.env.errors import EnvConfigError, MissingDependency
 from ragen.env.gym_adapter import GymAdapter
-from ragen.env.isolation_server import _look_up
+from ragen.env.isolation_server import look_up
 from ragen.env.registry import EnvSpec, load_specs
 
 FAULT, ADVICE = "fault", "advice"
@@ -205,7 +205,7 @@ class Probe:
     def step(self, name: str) -> Step:
         """Take the action of that name, as the framework does, or that text."""
         lookup = self.lookup()
-        return self.step_value(name if lookup is None else _look_up(name, lookup), name)
+        return self.step_value(name if lookup is None else look_up(name, lookup), name)
 
     def step_value(self, value: Any, name: str | None = None) -> Step:
         """Take an action by the value that `Env.step` gets."""
@@ -218,7 +218,7 @@ class Probe:
         """Whatever `step` returns, unread."""
         lookup = self.lookup()
         self._played.append(name[:40])
-        return self._call("step", self.env.step, name if lookup is None else _look_up(name, lookup))
+        return self._call("step", self.env.step, name if lookup is None else look_up(name, lookup))
 
     def raw_reset(self, seed: int) -> Any:
         """Whatever `reset` returns, unread."""

@@ -83,7 +83,7 @@ class EnvHost:
 
     def _step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         lookup = self._env.action_lookup()
-        value = action if lookup is None else _look_up(action, lookup)
+        value = action if lookup is None else look_up(action, lookup)
         observation, reward, terminated, truncated, info = self._env.step(value)
         return _plain(observation), float(reward), bool(terminated), bool(truncated), _plain(info)
 
@@ -97,7 +97,8 @@ class EnvHost:
         return _plain(self._env.random_action(np.random.default_rng(seed)))
 
 
-def _look_up(action: str, lookup: Mapping[str, Any]) -> Any:
+def look_up(action: str, lookup: Mapping[str, Any]) -> Any:
+    """The value of the action of that name, whatever its case. Raises ValueError where there is none."""
     if action in lookup:
         return lookup[action]
     for name, value in lookup.items():

@@ -312,7 +312,7 @@ def test_original_levels_are_solvable_within_the_budget_and_deterministic():
 def test_search_depth_bounds_the_original_generators_reverse_play():
     explored = []
     for depth in (5, 30):
-        module = gym_levels._private_module(10_001, depth)
+        module = gym_levels.private_module(10_001, depth)
         module.generate_room(dim=(8, 8), num_steps=27, num_boxes=2)
         explored.append(len(module.explored_states))
     assert explored[0] < explored[1]

@@ -34,7 +34,7 @@ def generate(
     seed: int, dim: tuple[int, int], num_boxes: int, search_depth: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """One room as (fixed, state), int arrays of shape `dim` in gym-sokoban's numbering; None where it found no room."""
-    module = _private_module(seed, search_depth)
+    module = private_module(seed, search_depth)
     try:
         fixed, state, _ = module.generate_room(dim=dim, num_steps=int(1.7 * sum(dim)), num_boxes=num_boxes)
     except (RuntimeError, RuntimeWarning):
@@ -42,7 +42,8 @@ def generate(
     return fixed.astype(int), state.astype(int)
 
 
-def _private_module(seed: int, search_depth: int) -> ModuleType:
+def private_module(seed: int, search_depth: int) -> ModuleType:
+    """A new copy of gym-sokoban's module of rooms that draws from generators of its own, started from `seed`."""
     spec = importlib.util.spec_from_file_location("_gym_sokoban_rooms", package_folder() / "envs" / "room_utils.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
