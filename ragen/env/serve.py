@@ -9,7 +9,7 @@ asks.
 
 The interface (`GET /docs` shows it as served):
 
-    GET    /v1/handshake                     protocol, tag, instruction, actions, reward_range (null: unbounded)
+    GET    /v1/handshake                     protocol, tag, instruction, actions, tools, reward_range (null: unbounded)
     PUT    /v1/sessions/ID                   {seed, luck, replaces}: start an episode under an id of the client's choice
     POST   /v1/sessions/ID/step              {turn, action}: turn counts from 1; the last one may be repeated
     POST   /v1/sessions/ID/render            {mode}
@@ -254,12 +254,13 @@ def _hello(spec: EnvSpec) -> dict[str, Any]:
     env = spec.make()
     try:
         env.reset(0)
-        lookup = env.action_lookup()
+        lookup, tools = env.action_lookup(), env.tools()
         return {
             "protocol": PROTOCOL,
             "tag": spec.tag,
             "instruction": env.instruction(),
             "actions": None if lookup is None else [str(name) for name in lookup],
+            "tools": None if tools is None else list(tools),
             "reward_range": [float(bound) if math.isfinite(bound) else None for bound in env.reward_range],
             "render_mode": env.render_mode,
         }

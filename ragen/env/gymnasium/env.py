@@ -63,6 +63,13 @@ class GymnasiumEnv(GymAdapter):
         info["action_is_effective"] = info["action_is_effective"] or self._over
         return text, reward, terminated, truncated and not terminated, _plain(info)
 
+    def render(self, mode: str = "text") -> Any:
+        if mode != "text" and self.render_mode == "text":
+            raise ValueError(
+                f"{self.config.id} shows no board here; for pictures set env_config.render_mode: rgb_array"
+            )
+        return super().render(mode)
+
     def instruction(self) -> str:
         if self.config.instruction is None:
             raise EnvConfigError(

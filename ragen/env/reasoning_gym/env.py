@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -22,6 +24,11 @@ from ragen.env.global_rng import GlobalRng
 from ragen.env.reasoning_gym.answers import may_be_evaluated
 from ragen.env.reasoning_gym.config import ReasoningGymConfig
 
+logger = logging.getLogger(__name__)
+
+#: Tasks of the pinned release whose questions or answers depend on the order of sets of text, hence on PYTHONHASHSEED.
+HASH_DEPENDENT = frozenset({"isomorphic_strings", "polynomial_multiplication", "puzzle24", "ransom_note", "sudoku"})
+
 
 class ReasoningGym(Env):
     config_class = ReasoningGymConfig
@@ -30,6 +37,8 @@ class ReasoningGym(Env):
     def __init__(self, config: ReasoningGymConfig | None = None):
         super().__init__(config)
         self._key = (self.config.task, json.dumps(self.config.config, sort_keys=True))
+        if self.config.task in HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") == "random":
+            _warn_of_hashes(self.config.task)
         _dataset(*self._key)  # a fault in the config shows now
         self._entry: dict[str, Any] = {}
         self._text = ""
@@ -89,6 +98,11 @@ class ReasoningGym(Env):
         except Exception:  # verifiers do not expect every text, and an answer that breaks one is wrong
             return 0.0
         return min(max(score, 0.0), 1.0) if score == score else 0.0
+
+
+@functools.cache
+def _warn_of_hashes(task: str) -> None:
+    logger.warning("reasoning_gym task %s differs from run to run unless PYTHONHASHSEED is set, e.g. to 0", task)
 
 
 @functools.lru_cache(maxsize=64)

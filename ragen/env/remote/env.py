@@ -107,6 +107,9 @@ class RemoteEnv(Env):
     def action_lookup(self) -> Mapping[str, str] | None:
         return self._names
 
+    def tools(self) -> list[dict[str, Any]] | None:
+        return self._tools
+
     def oracle_action(self) -> str | None:
         return None if self._over else self._call("POST", self._at("oracle_action"), {})["action"]
 
@@ -122,6 +125,7 @@ class RemoteEnv(Env):
 
     def _describe(self, answer: Mapping[str, Any]) -> None:
         self._instruction = answer["instruction"]
+        self._tools = answer["tools"]
         self._names = None if answer["actions"] is None else {name: name for name in answer["actions"]}
 
     def _at(self, call: str) -> str:

@@ -71,7 +71,7 @@ class TextArena(Env):
 
     def render(self, mode: str = "text") -> str:
         if mode != "text":
-            raise ValueError(f"textarena cannot render {mode!r}; use 'text'")
+            raise ValueError(f"textarena has no board and cannot render {mode!r}; use 'text'")
         return self._text
 
     def instruction(self) -> str:
