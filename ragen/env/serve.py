@@ -76,6 +76,7 @@ class Session:
     """One episode. `lock` serialises its calls; `answer` is what its last start or step got."""
 
     stack: contextlib.AsyncExitStack
+    seed: int
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
     client: EnvClient | None = None
     turn: int = 0
@@ -104,7 +105,7 @@ class Sessions:
             if start.replaces is not None:
                 await self.end(start.replaces)
             await self._make_room()
-            session = self._open[session_id] = Session(contextlib.AsyncExitStack())
+            session = self._open[session_id] = Session(contextlib.AsyncExitStack(), start.seed)
         async with self._calling(session_id, session):
             if session.answer is None:  # else it is asked again, since the first answer was lost
                 session.client = await session.stack.enter_async_context(self._pool.lease())
@@ -125,7 +126,7 @@ class Sessions:
                 raise HTTPException(409, f"session {session_id} is at turn {session.turn}{ended}, not {step.turn - 1}")
             result = await session.client.step(step.action)
             if not math.isfinite(result.reward):
-                raise HTTPException(500, f"the environment paid a reward of {result.reward}")
+                raise EnvError(self._pool.tag, session.seed, "step", f"it paid a reward of {result.reward}")
             session.turn, session.over = step.turn, result.terminated or result.truncated
             session.answer = {**result._asdict(), "info": _jsonable(result.info)}
             return session.answer
