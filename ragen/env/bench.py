@@ -112,11 +112,15 @@ def _rate_of_steps(env: Env, seeds: Iterator[int], seconds: float) -> float:
     took: list[float] = []
     over, rng, until = True, np.random.default_rng(0), time.perf_counter() + seconds
     while not took or time.perf_counter() < until:
-        if over:
+        fresh = over
+        if fresh:
             env.reset(next(seeds))
         name, lookup = env.random_action(rng), env.action_lookup()
-        if name is None:
+        if name is None and fresh:
             return float("nan")
+        if name is None:  # a dead end
+            over = True
+            continue
         value = name if lookup is None else look_up(name, lookup)
         started = time.perf_counter()
         result = env.step(value)

@@ -434,7 +434,7 @@ class LeavesFilesOpen(Sound):
 
 class SlowStep(Sound):
     def step(self, action):
-        time.sleep(0.15)
+        time.sleep(0.006)
         return super().step(action)
 
 
@@ -442,7 +442,7 @@ class SlowInline(Sound):
     isolate = "inline"
 
     def step(self, action):
-        time.sleep(0.03)
+        time.sleep(0.003)
         return super().step(action)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ragen.env import check
+from ragen.env import check, check_play
 from ragen.env.check_bench import ADVICE, FAULT, Job, Journal
 from ragen.env.check_lab import examine
 from ragen.env.check_play import estimate_tokens
@@ -63,8 +63,8 @@ FAULTS = {
     "Lambda": ("pickles", ADVICE, "cannot be pickled: rule"),
     "ClosesOnce": ("closes", FAULT, "close a second time (new) raised AttributeError"),
     "LeavesFilesOpen": ("closes", ADVICE, "leaves open files behind"),
-    "SlowStep": ("latency", ADVICE, "step takes 0.15"),
-    "SlowInline": ("latency", ADVICE, "more than 0.02 s"),
+    "SlowStep": ("latency", ADVICE, "more than 0.005 s"),
+    "SlowInline": ("latency", ADVICE, "more than 0.002 s"),
     "EndlessObservation": ("context", FAULT, "the first prompt takes about"),
     "LongObservation": ("context", ADVICE, "5 turns may take about"),
     "Echo": ("absurd_actions", ADVICE, "'long' ('aaaa"),
@@ -83,7 +83,10 @@ def examined(name, *only, here=True, **changes):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_found_and_named_and_nothing_else(name):
+def test_each_fault_is_found_and_named_and_nothing_else(name, monkeypatch):
+    if name in ("SlowStep", "SlowInline"):  # thresholds that do not cost minutes
+        monkeypatch.setattr(check_play, "SLOW_STEP_S", 0.005)
+        monkeypatch.setattr(check_play, "SLOW_INLINE_S", 0.002)
     code, severity, words = FAULTS[name]
     # Another interpreter for each would take most of the time.
     checks = [c for c in all_checks() if name == "HashedStart" or c != "other_process"]
