@@ -25,10 +25,10 @@ def cliff_walking(state: int) -> str:
 
 
 def blackjack_policy(state: tuple[int, int, int]) -> str:
-    """The best play of Blackjack with an infinite deck and only hit and stick (Sutton and Barto, example 5.3)."""
+    """The best play of Blackjack with an infinite deck and only hit and stick (found by recursion over the cards)."""
     total, dealer, usable_ace = (int(part) for part in state)
     if usable_ace:
-        stick = total >= 19 or (total == 18 and dealer not in (9, 10))
+        stick = total >= 19 or (total == 18 and dealer not in (1, 9, 10))
     else:
         stick = total >= 17 or (total >= 13 and 2 <= dealer <= 6) or (total == 12 and 4 <= dealer <= 6)
     return "Stick" if stick else "Hit"
