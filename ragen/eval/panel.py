@@ -25,12 +25,12 @@ from ragen.config.compose import load
 from ragen.config.errors import ConfigError
 from ragen.config.to_verl import resolve_n_groups, resolve_seed
 from ragen.env.registry import load_specs
+from ragen.eval.statistics import wilson_interval
 from ragen.llm_agent.agent_proxy import LLMAgentProxy, Progress
 from ragen.llm_agent.ctx_manager import ContextManager
 from ragen.llm_agent.es_manager import EnvStateManager, Split
 from ragen.llm_agent.policy import SCRIPTS, ScriptedPolicy
 from ragen.llm_agent.trajectory import Trajectory
-from ragen.trainer.metrics import wilson_interval
 from ragen.trainer.settings import composed_context_config
 
 

@@ -233,6 +233,8 @@ class _EpisodeRun:
             end_reason=self.end_reason,
             metrics=self.episode.metrics() if self.episode is not None else {},
             model_version=(min(self.versions, default=0), max(self.versions, default=0)),
+            luck=self.episode.luck if self.episode is not None else None,
+            final_observation=self.episode.observation if self.episode is not None else None,
         )
 
 

@@ -96,7 +96,7 @@ class Episode:
 
     def __init__(self, task: EpisodeTask, spec: EnvSpec, client: EnvClient, luck: int, format_penalty: float):
         self.task, self.spec = task, spec
-        self._client, self._luck, self._format_penalty = client, luck, format_penalty
+        self._client, self.luck, self._format_penalty = client, luck, format_penalty
         self.tag = task.tag
         self.description: EnvDescription
         self.observation = ""
@@ -108,7 +108,7 @@ class Episode:
 
     async def start(self) -> None:
         """Reset the environment and read its description *as configured*. Raises EnvError."""
-        observation, _ = await self._client.reset(self.task.seed, self._luck)
+        observation, _ = await self._client.reset(self.task.seed, self.luck)
         self.description = await self._client.describe()
         self._names = {name.lower(): name for name in self.description.actions or ()}
         self._tools = frozenset(tool_names(self.description.tools or ()))

@@ -14,8 +14,10 @@ import numpy as np
 Status = Literal["finished", "truncated", "failed"]
 STATUSES: tuple[str, ...] = ("finished", "truncated", "failed")
 
-#: Version of the JSON form of `Trajectory.to_json`.
-SCHEMA_VERSION = 1
+#: Version of the JSON form of `Trajectory.to_json`. 2 added `luck` and `final_observation`.
+SCHEMA_VERSION = 2
+#: Versions that `Trajectory.from_json` reads; what an older one lacks is None.
+READABLE_VERSIONS = (1, 2)
 
 
 class TrajectoryError(ValueError):
@@ -76,6 +78,10 @@ class Trajectory:
     """Episode metrics without the tag: success, num_actions, action_is_effective, action_is_valid, …"""
     model_version: tuple[int, int] = (0, 0)
     """Least and greatest weight version (training step) that sampled the episode's tokens."""
+    luck: int | None = None
+    """The member's own luck: `reset(seed, luck=luck)` and the actions give the episode again. None: not recorded."""
+    final_observation: str | None = None
+    """What the environment showed after the last action. None: not recorded, or the environment never started."""
 
     @property
     def num_turns(self) -> int:
@@ -164,8 +170,9 @@ class Trajectory:
         """
         record = dict(record)
         version = record.pop("schema_version", None)
-        if version != SCHEMA_VERSION:
-            raise TrajectoryError(f"schema_version {version!r} cannot be read, this release reads {SCHEMA_VERSION}")
+        if version not in READABLE_VERSIONS:
+            readable = " and ".join(map(str, READABLE_VERSIONS))
+            raise TrajectoryError(f"schema_version {version!r} cannot be read, this release reads {readable}")
         record.pop("return")
         for name, dtype in _COLUMNS.items():
             record[name] = np.asarray(record[name], dtype=dtype)

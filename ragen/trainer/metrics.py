@@ -80,33 +80,6 @@ def log_prob_difference(actor: torch.Tensor, rollout: torch.Tensor, mask: torch.
     }
 
 
-def paired_difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of `after - before` over the same episodes, with the ends of its 95 % normal interval.
-
-    Args:
-        before, after: one value per episode, in the same order; at least two.
-    """
-    difference = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
-    mean = float(difference.mean())
-    half = 1.96 * float(difference.std(ddof=1)) / np.sqrt(len(difference))
-    return mean, mean - half, mean + half
-
-
-def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share (Wilson 1927), as (low, high) in [0, 1].
-
-    Raises:
-        ValueError: no episode.
-    """
-    if episodes <= 0:
-        raise ValueError(f"an interval needs at least one episode, got {episodes}")
-    z, share = 1.959964, successes / episodes
-    centre = share + z * z / (2 * episodes)
-    half = z * np.sqrt(share * (1 - share) / episodes + z * z / (4 * episodes**2))
-    scale = 1 + z * z / episodes
-    return float((centre - half) / scale), float((centre + half) / scale)
-
-
 def failure_summary(trajectories: Sequence[Trajectory]) -> str:
     """One line that counts failed episodes by tag and reason; empty when none failed."""
     counts = Counter((t.tag, t.end_reason) for t in trajectories if not t.usable)

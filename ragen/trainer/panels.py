@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ragen.trainer.metrics import paired_difference
+from ragen.eval.statistics import paired_difference
 
 #: (tag, seed, member) → 1.0 where the episode solved its task, else 0.0.
 Panel = dict[tuple[str, int, int], float]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.config.run_dir import FINISHED
+from ragen.eval.records import write_records
 from ragen.llm_agent.trajectory import Trajectory
 
 
@@ -52,9 +53,8 @@ class RunLogger:
 
 
 def write_episodes(path: Path, trajectories: Sequence[Trajectory], step: int) -> None:
-    """Write one step's episodes as JSON lines (`Trajectory.to_json` plus `step`), whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write_atomic(path, "".join(json.dumps({"step": step, **t.to_json()}) + "\n" for t in trajectories))
+    """Write one step's episodes as records (docs/records.md), whole or not at all."""
+    write_records(path, trajectories, step=step)
 
 
 def mark_finished(run_dir: str, summary: Mapping[str, Any]) -> None:

@@ -8,9 +8,7 @@ from ragen.trainer.metrics import (
     episode_metrics,
     failure_summary,
     log_prob_difference,
-    paired_difference,
     successes,
-    wilson_interval,
 )
 
 
@@ -63,20 +61,6 @@ def test_all_failed_still_gives_counts():
 
 def test_a_failed_episode_of_a_panel_counts_as_unsolved():
     assert successes(EPISODES[:1] + EPISODES[3:4]) == {("A", 50, 0): 1.0, ("A", 51, 1): 0.0}
-
-
-def test_paired_difference_by_hand():
-    # differences 1, 0, 1, 0: mean 0.5, sd 0.57735, half width 1.96 * 0.57735 / 2
-    mean, low, high = paired_difference([0, 0, 0, 1], [1, 0, 1, 1])
-    assert (mean, low, high) == pytest.approx((0.5, 0.5 - 0.565803, 0.5 + 0.565803), abs=1e-5)
-
-
-def test_wilson_interval_of_a_textbook_case():
-    # 15 of 50: Wilson (1927) as computed by hand to four places
-    assert wilson_interval(15, 50) == pytest.approx((0.1910, 0.4375), abs=1e-4)
-    assert wilson_interval(0, 10)[0] == pytest.approx(0.0, abs=1e-12)
-    with pytest.raises(ValueError, match="at least one episode"):
-        wilson_interval(0, 0)
 
 
 def test_log_prob_difference_looks_at_sampled_tokens_alone():
