@@ -91,7 +91,7 @@ class ReasoningGym(Env):
 
     def _score(self, answer: str) -> float:
         if not may_be_evaluated(self._source, answer):
-            return 0.0
+            answer = ""  # scored as what the verifier cannot read
         try:
             with GlobalRng(0), _time_limit(self.config.score_limit_s):
                 score = float(_dataset(*self._key).score_answer(answer, self._entry))
