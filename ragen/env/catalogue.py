@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.env.check import read_config
-from ragen.env.check_registry import all_checks
+from ragen.env.checker.registry import all_checks
 from ragen.env.registry import EnvSpec, load_specs
 
 _SEED = 10_000

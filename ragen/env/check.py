@@ -25,9 +25,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ragen.env.check_bench import FAULT, Finding, Job, Limits
-from ragen.env.check_lab import TagReport, examine
-from ragen.env.check_registry import all_checks
+from ragen.env.checker.host import TagReport, examine
+from ragen.env.checker.registry import all_checks
+from ragen.env.checker.worker import FAULT, Finding, Job, Limits
 from ragen.env.errors import nearest
 from ragen.env.registry import available_env_types
 

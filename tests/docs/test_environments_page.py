@@ -12,7 +12,7 @@ from ragen.config.checks import check
 from ragen.config.compose import load
 from ragen.env import catalogue
 from ragen.env.check import read_config
-from ragen.env.check_registry import all_checks
+from ragen.env.checker.registry import all_checks
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import yaml
 
-from ragen.env import check, check_play
-from ragen.env.check_bench import ADVICE, FAULT, Job, Journal
-from ragen.env.check_lab import examine
-from ragen.env.check_play import estimate_tokens
-from ragen.env.check_registry import all_checks
+from ragen.env import check
+from ragen.env.checker import play
+from ragen.env.checker.host import examine
+from ragen.env.checker.play import estimate_tokens
+from ragen.env.checker.registry import all_checks
+from ragen.env.checker.worker import ADVICE, FAULT, Job, Journal
 from tests.env.tags import ENVS_YAML
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -85,8 +86,8 @@ def examined(name, *only, here=True, **changes):
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_found_and_named_and_nothing_else(name, monkeypatch):
     if name in ("SlowStep", "SlowInline"):  # thresholds that do not cost minutes
-        monkeypatch.setattr(check_play, "SLOW_STEP_S", 0.005)
-        monkeypatch.setattr(check_play, "SLOW_INLINE_S", 0.002)
+        monkeypatch.setattr(play, "SLOW_STEP_S", 0.005)
+        monkeypatch.setattr(play, "SLOW_INLINE_S", 0.002)
     code, severity, words = FAULTS[name]
     # Another interpreter for each would take most of the time.
     checks = [c for c in all_checks() if name == "HashedStart" or c != "other_process"]

@@ -2,8 +2,8 @@
 
 All of it lives in the worker process that the checker may kill. Before every call to the environment a probe writes
 into the `Journal`, a page that the checker reads from outside, what it is about to do: so a call that hangs or ends
-the process can be named. The checker's own side is `check_lab.py`; the checks are in `check_contract.py`,
-`check_state.py` and `check_play.py`.
+the process can be named. The checker's own side is `host.py`; the checks are in `contract.py`,
+`state.py` and `play.py`.
 """
 
 from __future__ import annotations
@@ -296,8 +296,8 @@ class Bench:
 
     def step(self, order: tuple[str, bool]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """`order`: a check's name, and whether environments may be used again. Returns the `Report` first."""
-        from ragen.env.check_registry import all_checks
-        from ragen.env.check_state import digest
+        from ragen.env.checker.registry import all_checks
+        from ragen.env.checker.state import digest
 
         name, self.reusable = order
         self._until = time.monotonic() + BUDGET_S

@@ -20,7 +20,8 @@ import numpy as np
 import psutil
 
 from ragen.env.base import Env
-from ragen.env.check_bench import (
+from ragen.env.checker.registry import check
+from ragen.env.checker.worker import (
     ADVICE,
     FAULT,
     INFO_KEYS,
@@ -33,7 +34,6 @@ from ragen.env.check_bench import (
     inner,
     short,
 )
-from ragen.env.check_registry import check
 from ragen.env.gym_adapter import GymAdapter
 
 _STREAMS = "call seed_streams(seed, luck) first in reset, then draw from self.level_rng and self.luck_rng only"
@@ -209,7 +209,7 @@ def digest(bench: Bench) -> list[Episode]:
 #: Main of the other process: standard input brings the path, the job and the file to write.
 _ELSEWHERE = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); job, out = pickle.load(sys.stdin.buffer); "
-    "from ragen.env.check_bench import Bench; from ragen.env.check_state import digest; "
+    "from ragen.env.checker.worker import Bench; from ragen.env.checker.state import digest; "
     "open(out, 'wb').write(pickle.dumps(digest(Bench(job))))"
 )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ragen.env.check_bench import ADVICE, FAULT, INFO_KEYS, SHORT, Bench, Finding, short
-from ragen.env.check_registry import check
+from ragen.env.checker.registry import check
+from ragen.env.checker.worker import ADVICE, FAULT, INFO_KEYS, SHORT, Bench, Finding, short
 
 _STEP_RETURNS = "return observation (str), reward (float), terminated (bool), truncated (bool), info (dict)"
 

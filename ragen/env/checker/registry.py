@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ragen.env.check_bench import Bench, Finding
+    from ragen.env.checker.worker import Bench, Finding
 
 Run = Callable[["Bench"], "Iterator[Finding]"]
 
 #: The modules of checks, in the order in which their checks run.
-_MODULES = tuple(f"ragen.env.{name}" for name in ("check_contract", "check_state", "check_play"))
+_MODULES = tuple(f"ragen.env.checker.{name}" for name in ("contract", "state", "play"))
 
 _CHECKS: dict[str, Check] = {}
 

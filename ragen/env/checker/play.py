@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ragen.env.check_bench import (
+from ragen.env.checker.registry import check
+from ragen.env.checker.worker import (
     ADVICE,
     FAULT,
     NO_ACTION,
@@ -21,7 +22,6 @@ from ragen.env.check_bench import (
     Step,
     short,
 )
-from ragen.env.check_registry import check
 
 #: Seconds above which a step, or a reset, is called slow; inline, it holds up every other episode.
 SLOW_STEP_S, SLOW_RESET_S, SLOW_INLINE_S = 0.1, 1.0, 0.02

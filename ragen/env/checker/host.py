@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ragen.env.check_bench import FAULT, JOURNAL_SEP, Bench, Finding, Job, Journal, Report
-from ragen.env.check_registry import Check, all_checks
+from ragen.env.checker.registry import Check, all_checks
+from ragen.env.checker.worker import FAULT, JOURNAL_SEP, Bench, Finding, Job, Journal, Report
 from ragen.env.isolation import EnvClient, EnvError, EnvPool
 
 #: How often the journal is read, in seconds.
