@@ -28,7 +28,8 @@ def test_the_tags_users_know_are_there():
     assert {
         "SimpleSokoban", "LargerSokoban", "SokobanDifferentGridVocab", "VisualSimpleSokoban", "CoordSokoban",
         "FrozenLake", "CoordFrozenLake", "Bandit", "BanditTest", "Countdown", "MetamathQA", "SimpleSudoku",
-        "MediumSudoku", "game_2048", "rubikscube",
+        "MediumSudoku", "game_2048", "rubikscube", "SearchQA", "SearchQAMock", "WebShop", "WebShopFull", "TextWorld",
+        "Alfworld", "AlfworldOOD",
     } <= set(TAGS)  # fmt: skip
 
 
