@@ -319,7 +319,7 @@ def test_parallel_friendly_chooses_threads_for_environments_that_do_not_say(pack
     ("entry", "message"),
     [
         ({"env_typ": "bandit"}, "custom_envs.A.env_typ is no key.*did you mean 'env_type'"),
-        ({}, "custom_envs.A lacks env_type; set it to one of: bandit"),
+        ({}, "custom_envs.A lacks env_type; set it to one of: .*bandit"),
         ("bandit", "custom_envs.A must be a mapping"),
         ({"env_type": "bandid"}, "custom_envs.A.env_type 'bandid'.*did you mean 'bandit'"),
         ({"env_type": "bandit", "max_actions_per_traj": 0}, "max_actions_per_traj: 0 must be a whole number"),
