@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import itertools
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,8 +37,9 @@ from ragen.env.errors import EnvConfigError, MissingDependency
 from ragen.env.isolation import EnvClient, EnvError, EnvPool
 from ragen.env.registry import EnvSpec, load_env_class, load_specs
 from ragen.eval.records import Record, RecordError, read_records
-from ragen.llm_agent.ctx_manager import PARSERS, ContextConfig, ParsedReply
+from ragen.llm_agent.ctx_manager import ContextConfig, ParsedReply
 from ragen.llm_agent.es_manager import Episode, EpisodeTask
+from ragen.llm_agent.replies import reply_format
 from ragen.llm_agent.trajectory import Trajectory, Turn
 from ragen.trainer.settings import composed_context_config
 
@@ -261,14 +263,21 @@ class Replayer:
 def parse_recorded(turn: Turn, context: ContextConfig) -> ParsedReply:
     """What a recorded reply asks for.
 
-    Some chat templates open the thought themselves; the recorded reply then lacks `<think>`. Which ones is the
-    tokenizer's business, so both readings are tried: the second where the first finds nothing and actions were played.
+    Two things about a reply are the tokenizer's business, which a replay does without: whether the chat template itself
+    opened the thought, so that the recorded text lacks its tag, and whether the text ends with an end token, which
+    counts for formats that take the whole reply. So every reading is tried, and the first one that holds the recorded
+    actions is taken; where none does, the text as it stands.
     """
-    parse = PARSERS[context.parser]
-    parsed = parse(turn.reply, context)
-    if not parsed.well_formed and turn.actions:
-        return parse(f"<think>{turn.reply}", context)
-    return parsed
+    read = reply_format(context.parser).parse
+    texts = (turn.reply, re.sub(r"<[^<>\s]+>$", "", turn.reply))
+    readings = [read(opened + text, context) for opened in ("", f"<{context.think_tag}>") for text in texts]
+    return next((reading for reading in readings if _holds(reading.actions, turn.actions)), readings[0])
+
+
+def _holds(said: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether `wanted` occur among `said` in their order, whatever their case; none are held by none alone."""
+    rest = iter([text.lower() for text in said])
+    return all(text.lower() in rest for text in wanted) and (bool(wanted) or not said)
 
 
 class _Comparison:

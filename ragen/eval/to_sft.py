@@ -69,6 +69,8 @@ class _Pieces:
     """From a reply's content to the next user message's."""
     prefill: str
     """What the template itself opens a reply with, such as `<think>`."""
+    sampled_opening: str
+    """What the template writes before a reply in a chat but leaves the policy to sample, such as a space."""
 
 
 class ChatReader:
@@ -110,7 +112,8 @@ class ChatReader:
             # the policy sampled the end of its turn where its last token is the one that the template puts there
             ended = int(trajectory.token_ids[ends[k]]) == self._end_id
             pending = self._end_text if ended else ""
-            messages.append({"role": "assistant", "content": pieces.prefill + reply.removesuffix(pending)})
+            content = reply.removesuffix(pending).removeprefix(pieces.sampled_opening)
+            messages.append({"role": "assistant", "content": pieces.prefill + content})
         whole = "".join(context + reply for context, reply in zip(contexts, replies, strict=True))
         if not self._render(messages, generation=False).startswith(whole):
             raise SftError(
@@ -153,7 +156,9 @@ class ChatReader:
         if with_system.count(_SYSTEM) == 1:
             system_opening, between = with_system.split(_SYSTEM)[0], _between(with_system, _SYSTEM, _USER)
         prefill = asking[len(answering) :] if asking.startswith(answering) else ""
-        return _Pieces(opening, system_opening, between, asking, _between(rendered, _REPLY, _NEXT), prefill)
+        next_user = _between(rendered, _REPLY, _NEXT)
+        sampled = answering[len(asking) :] if answering.startswith(asking) else ""
+        return _Pieces(opening, system_opening, between, asking, next_user, prefill, sampled)
 
     def _first_messages(self, text: str) -> list[dict[str, str]]:
         pieces = self._pieces

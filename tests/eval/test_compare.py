@@ -57,7 +57,10 @@ def test_failed_episodes_count_as_unsolved_and_have_no_return(played, tmp_path):
     [
         (lambda ts: ts[:-1], "1 of the 8 episodes of .*a.jsonl are not in .*b.jsonl, the first is FrozenLake seed 103"),
         (lambda ts: [dataclasses.replace(t, tag="Other") for t in ts], "8 of the 8 episodes"),
-        (lambda ts: [dataclasses.replace(t, luck=1) for t in ts], "was played with luck .* evaluate both with the same"),
+        (
+            lambda ts: [dataclasses.replace(t, luck=1) for t in ts],
+            "was played with luck .* evaluate both with the same",
+        ),
         (lambda ts: ts + ts[:1], "b.jsonl:9: SimpleSokoban seed 100 member 0 occurs twice"),
         (lambda ts: [], "holds no episode"),
     ],

@@ -40,7 +40,9 @@ def test_the_command_writes_a_file_with_the_new_rewards(played, tmp_path, capsys
     assert [r.step for r in read] == [4] * 8 and read[0].trajectory.turn_rewards.tolist() == per_turn(played[0])
 
 
-@pytest.mark.parametrize("name", ["no.such.module:f", "tests.eval.test_rescore:nothing", "tests.eval.test_rescore", "a:"])
+@pytest.mark.parametrize(
+    "name", ["no.such.module:f", "tests.eval.test_rescore:nothing", "tests.eval.test_rescore", "a:"]
+)
 def test_a_function_that_cannot_be_found_is_named_and_nothing_is_written(played, tmp_path, name, capsys):
     write_records(tmp_path / "a.jsonl", played)
     assert module.main([str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"), "--function", name]) == 2

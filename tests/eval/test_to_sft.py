@@ -13,9 +13,7 @@ from tests.llm_agent.tokenizers_for_tests import CHATML, byte_tokenizer
 
 PREFILLED = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>{% endif %}")
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
-DEFAULT_SYSTEM = (
-    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe good.<|im_end|>\n{% endif %}" + CHATML
-)
+DEFAULT_SYSTEM = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe good.<|im_end|>\n{% endif %}" + CHATML
 FORGETFUL = CHATML.replace(
     "{{ message['content'] }}<|im_end|>",
     "{% if loop.last or message['role'] != 'assistant' %}{{ message['content'] }}{% else %}"
@@ -27,7 +25,7 @@ def records(trajectories):
     return [Record(line, t, step=2) for line, t in enumerate(trajectories, start=1)]
 
 
-@pytest.mark.parametrize("template", [CHATML, PREFILLED, NO_SYSTEM, DEFAULT_SYSTEM, None])
+@pytest.mark.parametrize("template", [CHATML, PREFILLED, NO_SYSTEM, DEFAULT_SYSTEM])
 def test_messages_rendered_again_are_the_recorded_tokens(template):
     tokenizer = byte_tokenizer(template)
     trajectories = play(tokenizer, groups=1)
@@ -36,9 +34,7 @@ def test_messages_rendered_again_are_the_recorded_tokens(template):
         roles = [message["role"] for message in row["messages"]]
         opening = ["user"] if template is NO_SYSTEM else ["system", "user"]
         assert roles == opening[:-1] + ["user", "assistant"] * t.num_turns
-        text = tokenizer.apply_chat_template(
-            row["messages"], tokenize=False, chat_template=tokenizer.chat_template or to_sft.PLAIN_TEMPLATE
-        )
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         last = int(t.turn_ends()[-1]) + 1
         assert ids[:last] == t.token_ids[:last].tolist()
@@ -63,6 +59,15 @@ def test_a_template_that_rewrites_history_is_refused_for_messages_alone():
         # an empty thought is cut from every earlier reply
         list(message_rows(thoughtful, ChatReader(tokenizer)))
     assert len(list(prompt_response_rows(thoughtful, ChatReader(tokenizer)))) == trajectory.num_turns
+
+
+def test_a_base_models_replies_are_messages_where_they_begin_as_the_plain_template_has_it(tokenizer):
+    base = byte_tokenizer(None)
+    with pytest.raises(SftError, match="other tokens than were recorded"):  # "Assistant:Up", never "Assistant: Up"
+        list(message_rows(records(play(base, groups=1)), ChatReader(base)))
+    spaced = CHATML.replace("{{ message['content'] }}", "{{ ' ' + message['content'] }}")
+    reader = ChatReader(byte_tokenizer(spaced.replace("assistant\n", "assistant\n")))
+    assert reader._pieces.sampled_opening == " "
 
 
 def test_another_tokenizer_is_refused(played):
