@@ -1,0 +1,1 @@
+"""The viewer: pages that show trajectories and training curves, each one self-contained HTML file."""
