@@ -57,7 +57,7 @@ def test_any_text_survives_the_tokenizer(tokenizer, text):
 
 
 @settings(max_examples=100, deadline=None)
-@given(board=st.text(alphabet="#_OX√PSG\n", min_size=1, max_size=60))
+@given(board=st.text(alphabet="#_OXPSG\n", min_size=1, max_size=60))
 def test_each_board_symbol_is_one_token_wherever_it_stands(tokenizer, board):
     assert [tokenizer.decode([i]) for i in ids_of(tokenizer, board)] == list(board)
 

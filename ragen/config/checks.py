@@ -20,33 +20,26 @@ from ragen.config.devices import cuda_devices, installed
 from ragen.config.errors import NO_VALUE, Fault, nearest
 from ragen.config.inert import INERT
 from ragen.config.model_facts import ModelFacts
-from ragen.config.to_verl import FIRST_TRAIN_SEED, RUN_SEED_STRIDE, resolve_n_groups, resolve_seed
+from ragen.config.to_verl import (
+    FIRST_TRAIN_SEED,
+    RUN_SEED_STRIDE,
+    group_filter,
+    max_batches,
+    resolve_n_groups,
+    resolve_seed,
+)
 from ragen.smollm import NEEDS as SMOLLM_NEEDS
+from ragen.trainer.advantages.table import ESTIMATORS, GROUP_ESTIMATORS, VALUE_ESTIMATORS, estimator_name, supported
 
 __all__ = ["CHECKS", "DERIVED", "NOT_BUILT", "check"]
 
 #: Key → the one value that is built; anything else is refused.
 NOT_BUILT: dict[str, Any] = {
-    "grpo_advantage_length_weight": False,
-    "actor_rollout_ref.actor.filter_loss_scaling": "none",
-    "actor_rollout_ref.rollout.rollout_filter_strategy": "top_p",
-    "actor_rollout_ref.rollout.rollout_filter_value": 1.0,
-    "actor_rollout_ref.rollout.rollout_filter_metric": "reward_variance",
-    "actor_rollout_ref.rollout.rollout_filter_include_zero": True,
-    "actor_rollout_ref.rollout.rollout_filter_top_p_prob_mode": "linear",
-    "actor_rollout_ref.rollout.rollout_filter_selection_eps": 0.01,
     "actor_rollout_ref.rollout.name": "vllm",
-    "algorithm.high_level_gamma": 0.95,
-    "algorithm.bi_level_gae": False,
-    "algorithm.zero_task_advantage": False,
-    "algorithm.soft_advantage_reweight": False,
-    "algorithm.filter_groups.enable": False,
     "agent_proxy.max_context_window": -1,
     "agent_proxy.context_window_mode": "full",
     "agent_proxy.history_thinking": "all",
     "agent_proxy.batch_adjust_mode": "copy",
-    "agent_proxy.reward_normalization.grouping": "state",
-    "agent_proxy.reward_normalization.method": "identity",
     "collapse_detection.first_turn_enabled": False,
     "collapse_detection.multi_turn_enabled": False,
     "trainer.v1.trainer_mode": "ragen_sync",
@@ -107,8 +100,6 @@ DERIVED: dict[str, str] = {
     "transfer_queue.enable": "veRL's V1 trainer always uses it",
 }
 
-#: Advantage estimators that need nothing but rewards and groups, and gae.
-ESTIMATORS = ("gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 #: What veRL's tracking knows; metrics.jsonl is written whatever is chosen.
 LOGGERS = (
     "console", "wandb", "tensorboard", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file", "rl_insight",
@@ -135,6 +126,7 @@ _AT_LEAST: dict[str, float] = {
     "critic.ppo_epochs": 1,
     "critic.optim.lr": 0,
     "algorithm.kl_ctrl.kl_coef": 0,
+    "algorithm.filter_groups.max_num_gen_batches": 2,
     "agent_proxy.max_turn": 1,
     "agent_proxy.max_actions_per_turn": 1,
     "es_manager.train.env_groups": 1,
@@ -158,12 +150,15 @@ _FRACTIONAL = ("lr", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_co
 #: Key → (lower, upper), both allowed unless stated: `>0` leaves the lower bound out.
 _WITHIN: dict[str, tuple[float, float, bool]] = {
     "actor_rollout_ref.rollout.gpu_memory_utilization": (0, 1, True),
-    "actor_rollout_ref.rollout.rollout_filter_ratio": (0, 1, True),
     "actor_rollout_ref.rollout.temperature": (0, math.inf, True),
     "actor_rollout_ref.rollout.top_p": (0, 1, True),
     "actor_rollout_ref.rollout.val_kwargs.top_p": (0, 1, True),
     "algorithm.gamma": (0, 1, False),
     "algorithm.lam": (0, 1, False),
+    "algorithm.high_level_gamma": (0, 1, False),
+    "algorithm.gigpo_step_weight": (0, math.inf, False),
+    "algorithm.overlong_share": (0, 1, False),
+    "algorithm.overlong_penalty": (0, math.inf, False),
     "agent_proxy.generation_timeout_s": (0, math.inf, True),
     "agent_proxy.episode_timeout_s": (0, math.inf, True),
 }
@@ -171,7 +166,9 @@ _ONE_OF: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ESTIMATORS,
     "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
     "critic.strategy": ("fsdp", "fsdp2"),
-    "actor_rollout_ref.rollout.rollout_filter_type": ("std", "std_rev"),
+    "actor_rollout_ref.actor.filter_loss_scaling": ("none", "linear", "sqrt"),
+    "agent_proxy.reward_normalization.grouping": ("state", "inductive", "batch"),
+    "agent_proxy.reward_normalization.method": ("identity", "mean", "mean_std", "asym_clip"),
     "actor_rollout_ref.actor.loss_agg_mode": (
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm",
     ),
@@ -182,6 +179,15 @@ _ONE_OF: dict[str, tuple[str, ...]] = {
     "trainer.device": ("cuda", "cpu", "npu"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
 }  # fmt: skip
+#: Key → the estimators that read it, and the value that asks for nothing.
+_READ_BY: tuple[tuple[str, tuple[str, ...], Any], ...] = (
+    ("algorithm.high_level_gamma", ("bi_level_gae", "turn_gae", "gigpo"), 0.95),
+    ("algorithm.gigpo_step_weight", ("gigpo",), 1.0),
+    ("algorithm.norm_adv_by_std_in_grpo", ("grpo", "gigpo"), True),
+    ("grpo_advantage_length_weight", ("grpo", "gigpo", "rloo"), False),
+)
+#: Metrics of the rollout filter that need more than one episode a group.
+_SPREADS = ("reward_variance", "entropy_variance", "max_mean")
 _NAME_OR_LIST = (
     "trainer.logger",
     "lora.target_modules",
@@ -320,7 +326,7 @@ def _seeds(cfg: DictConfig) -> Iterator[Fault]:
     for name in ("train", "val"):
         if seed[name] < 0:
             yield Fault(f"seed.{name}", seed[name], "seeds are not negative", "the least is 0")
-    played = cfg.es_manager.train.env_groups * cfg.trainer.total_training_steps
+    played = cfg.es_manager.train.env_groups * cfg.trainer.total_training_steps * max(1, max_batches(cfg))
     judged = cfg.es_manager.val.env_groups * cfg.trainer.validation_steps
     if seed["train"] < seed["val"] + judged and seed["val"] < seed["train"] + played:
         free = max(FIRST_TRAIN_SEED, seed["val"] + judged)
@@ -386,15 +392,28 @@ def _groups(cfg: DictConfig) -> Iterator[Fault]:
 
 
 def _filter(cfg: DictConfig) -> Iterator[Fault]:
-    ratio = cfg.actor_rollout_ref.rollout.rollout_filter_ratio
-    groups = cfg.es_manager.train.env_groups
-    key = "actor_rollout_ref.rollout.rollout_filter_ratio"
-    if not 0 < ratio <= 1:
-        return  # out of range, reported as such
-    if int(ratio * groups) < 1:
-        yield Fault(key, ratio, f"keeps no group of {groups}", f"at least {1 / groups:.3g}, or 1 for all groups")
-    elif ratio < 1 and cfg.es_manager.train.group_size == 1:
-        yield Fault(key, ratio, "groups of one episode have no spread", "set it to 1, or group_size to 2 or more")
+    train, prefix = cfg.es_manager.train, "actor_rollout_ref.rollout.rollout_filter_"
+    try:
+        chosen = group_filter(cfg)
+    except ValueError as error:
+        key, _, problem = str(error).partition(": ")
+        problem, _, fix = problem.partition(": ")
+        yield Fault(prefix + key, OmegaConf.select(cfg, prefix + key), problem, fix)
+        return
+    key = prefix + ("ratio" if chosen.strategy == "ratio" else "value")
+    if chosen.fixed_count(train.env_groups) == 0:
+        groups = train.env_groups
+        yield Fault(key, chosen.value, f"keeps no group of {groups}", f"at least {1 / groups:.3g}, or 1 for all groups")
+    elif not chosen.keeps_all and train.group_size == 1 and chosen.metric in _SPREADS:
+        off = "set rollout_filter_ratio to 1 and leave the other filter keys out"
+        yield Fault(key, chosen.value, "groups of one episode have no spread", f"{off}, or group_size to 2 or more")
+
+
+def _refill(cfg: DictConfig) -> Iterator[Fault]:
+    key = "algorithm.filter_groups.enable"
+    if OmegaConf.select(cfg, key) and group_filter(cfg).keeps_all:
+        yield Fault(key, True, "the rollout filter drops no group, so that none is replaced",
+                    "set actor_rollout_ref.rollout.rollout_filter_*, or leave it out")  # fmt: skip
 
 
 # --- sizes -------------------------------------------------------------------------------------------------------
@@ -403,8 +422,8 @@ def _filter(cfg: DictConfig) -> Iterator[Fault]:
 def _batches(cfg: DictConfig) -> Iterator[Fault]:
     train = cfg.es_manager.train
     episodes, world = train.env_groups * train.group_size, cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    ratio = cfg.actor_rollout_ref.rollout.rollout_filter_ratio
-    kept = int(ratio * train.env_groups) * train.group_size if 0 < ratio < 1 else episodes
+    groups_kept = group_filter(cfg).fixed_count(train.env_groups)  # None: the batch is filled up whatever is kept
+    kept = episodes if groups_kept is None else groups_kept * train.group_size
     if min(episodes, world) < 1:
         return
     if episodes % world:
@@ -576,12 +595,33 @@ def _reference(cfg: DictConfig) -> Iterator[Fault]:
         yield Fault("actor_rollout_ref.actor.use_ref", False, f"{term} needs the reference model", "set one of them")
 
 
-def _critic(cfg: DictConfig) -> Iterator[Fault]:
-    if cfg.critic.enable is False and cfg.algorithm.adv_estimator == "gae":
-        yield Fault("critic.enable", False, "gae needs the critic's values", "leave it null, or choose grpo")
-    if cfg.algorithm.adv_estimator in ("grpo", "rloo") and cfg.es_manager.train.group_size == 1:
-        yield Fault("es_manager.train.group_size", 1, f"{cfg.algorithm.adv_estimator} compares a group's episodes",
-                    "set it to 2 or more")  # fmt: skip
+def _estimator(cfg: DictConfig) -> Iterator[Fault]:
+    algorithm, proxy = cfg.algorithm, cfg.agent_proxy
+    estimator = algorithm.adv_estimator
+    if estimator not in ESTIMATORS:
+        return  # reported as unknown
+    if cfg.critic.enable is False and estimator in VALUE_ESTIMATORS:
+        yield Fault("critic.enable", False, f"{estimator} needs the critic's values", "leave it null, or choose grpo")
+    if estimator in GROUP_ESTIMATORS and cfg.es_manager.train.group_size == 1:
+        yield Fault("es_manager.train.group_size", 1, f"{estimator} compares a group's episodes", "set it to 2 or more")
+    if algorithm.bi_level_gae and estimator != "gae":
+        yield Fault("algorithm.bi_level_gae", True, f"{estimator} has no tokens inside turns to estimate over",
+                    "set adv_estimator to gae")  # fmt: skip
+    name = estimator_name(estimator, algorithm.bi_level_gae)
+    if reason := supported(name, proxy.context_window_mode, proxy.use_turn_scores):
+        fix = "set it to false, or choose gae, turn_gae, gigpo or reinforce_plus_plus"
+        yield Fault("agent_proxy.use_turn_scores", proxy.use_turn_scores, reason, fix)
+    for key, wanted, neutral in _READ_BY:
+        value = OmegaConf.select(cfg, key)
+        if name not in wanted and value != neutral:
+            yield Fault(key, value, f"{name} does not read it", f"it goes with {', '.join(wanted)}")
+    pictures = [
+        tag for tag in cfg.es_manager.train.env_configs.tags or []
+        if OmegaConf.select(cfg, f"custom_envs.{tag}.env_config.render_mode") == "rgb_array"
+    ]  # fmt: skip
+    if estimator == "gigpo" and pictures:
+        problem = f"tells states by their text, and {pictures[0]} shows pictures"
+        yield Fault("algorithm.adv_estimator", estimator, problem, "choose another, or a tag that shows text")
 
 
 def _resume(cfg: DictConfig) -> Iterator[Fault]:
@@ -600,8 +640,8 @@ def _resume(cfg: DictConfig) -> Iterator[Fault]:
 
 CHECKS: list[Callable[[DictConfig], Iterator[Fault]]] = [
     _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
-    _env_entries, _groups, _filter, _batches, _parallel, _context, _token_budget, _model, _lora, _reference, _critic,
-    _resume,
+    _env_entries, _groups, _filter, _refill, _batches, _parallel, _context, _token_budget, _model, _lora, _reference,
+    _estimator, _resume,
 ]  # fmt: skip
 
 

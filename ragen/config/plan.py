@@ -14,7 +14,8 @@ from omegaconf import DictConfig
 
 from ragen.config.devices import cuda_devices
 from ragen.config.model_facts import ModelFacts
-from ragen.config.to_verl import resolve_n_groups, resolve_seed
+from ragen.config.to_verl import group_filter, resolve_n_groups, resolve_seed
+from ragen.trainer.advantages.table import VALUE_ESTIMATORS, estimator_name
 
 __all__ = ["Phase", "memory", "plan"]
 
@@ -65,7 +66,7 @@ def memory(cfg: DictConfig, facts: ModelFacts) -> list[Phase]:
         ),
         _training("actor", cfg, facts, actor, actor.fsdp_config, world, logits=True),
     ]
-    if critic.enable or (critic.enable is None and cfg.algorithm.adv_estimator == "gae"):
+    if critic.enable or (critic.enable is None and cfg.algorithm.adv_estimator in VALUE_ESTIMATORS):
         phases.append(_training("critic", cfg, facts, critic, critic.fsdp, world, logits=False))
     if (actor.use_kl_loss or cfg.algorithm.use_kl_in_reward) and not cfg.actor_rollout_ref.model.lora_rank:
         phases.append(Phase("reference", 4 * size // world, 0, 0))
@@ -148,14 +149,14 @@ def _play(cfg: DictConfig) -> str:
 
 
 def _train(cfg: DictConfig) -> str:
-    train, rollout = cfg.es_manager.train, cfg.actor_rollout_ref.rollout
-    kept = max(1, int(rollout.rollout_filter_ratio * train.env_groups)) * train.group_size
+    train, groups = cfg.es_manager.train, group_filter(cfg).fixed_count(cfg.es_manager.train.env_groups)
+    kept = (train.env_groups if groups is None else groups) * train.group_size
+    most = "up to " if groups is None else ""
     rounds = -(-kept // cfg.ppo_mini_batch_size)
     epochs = cfg.actor_rollout_ref.actor.ppo_epochs
     updates = f"{rounds} mini-batches of {cfg.ppo_mini_batch_size}" + (f" x {epochs} epochs" if epochs > 1 else "")
-    return (
-        f"{cfg.algorithm.adv_estimator} on {kept} episodes a step, {updates}, {cfg.trainer.total_training_steps} steps"
-    )
+    estimator = estimator_name(cfg.algorithm.adv_estimator, cfg.algorithm.bi_level_gae)
+    return f"{estimator} on {most}{kept} episodes a step, {updates}, {cfg.trainer.total_training_steps} steps"
 
 
 def _tokens(cfg: DictConfig, facts: ModelFacts) -> str:

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-__all__ = ["resolve_attention", "resolve_model_path", "resolve_n_groups", "resolve_seed", "to_verl"]
+from ragen.trainer.advantages.table import GROUP_ESTIMATORS, VALUE_ESTIMATORS
+from ragen.trainer.rollout_filter import GroupFilter
+
+__all__ = ["group_filter", "resolve_attention", "resolve_model_path", "resolve_n_groups", "resolve_seed", "to_verl"]
 
 FIRST_TRAIN_SEED = 10_000
 VAL_SEED = 123
 #: Training seeds of two run seeds lie this far apart; no run plays more groups.
 RUN_SEED_STRIDE = 1_000_000
 
-#: Estimators that compare an episode with its group: one whose siblings all failed has nothing to be compared with.
-GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline")
-
 #: RAGEN's keys inside veRL's nodes.
 _OWN_ACTOR = ("use_ref", "filter_loss_scaling")
-_OWN_ALGORITHM = ("high_level_gamma", "bi_level_gae", "zero_task_advantage", "soft_advantage_reweight",
-                  "shuffle_group_rewards")  # fmt: skip
+_OWN_ALGORITHM = ("high_level_gamma", "bi_level_gae", "gigpo_step_weight", "overlong_share", "overlong_penalty",
+                  "zero_task_advantage", "soft_advantage_reweight", "shuffle_group_rewards")  # fmt: skip
+#: veRL's keys that the advantages read as well.
+_ADVANTAGE = ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")
+_OWN_ADVANTAGE = tuple(key for key in _OWN_ALGORITHM if key != "shuffle_group_rewards")
 _OWN_TRAINER = ("output_dir", "validation_steps", "generations_to_log_to_wandb", "keep_best")
 #: RAGEN's keys at the top.
 _OWN_TOP = (
@@ -95,6 +99,17 @@ def resolve_n_groups(env_groups: int, tags: list[str], n_groups: list[int] | Non
     return list(n_groups)
 
 
+def group_filter(cfg: DictConfig) -> GroupFilter:
+    """The filter that the keys `rollout_filter_*` ask for. Raises ValueError as `GroupFilter.from_keys` does."""
+    return GroupFilter.from_keys(_filter_keys(cfg.actor_rollout_ref.rollout))
+
+
+def max_batches(cfg: Mapping[str, Any]) -> int:
+    """Batches of env_groups that a step may play to fill one: 1 without refills (`algorithm.filter_groups`)."""
+    refill = cfg["algorithm"]["filter_groups"]
+    return int(refill["max_num_gen_batches"]) if refill["enable"] else 1
+
+
 def resolve_model_path(model_path: str) -> str:
     """A folder or hub name; the names of the models that the project makes itself become their folder."""
     if model_path == "tiny":
@@ -117,6 +132,12 @@ def resolve_attention(attn_implementation: str, device: str) -> str:
     return "flash_attention_2" if device == "cuda" and importlib.util.find_spec("flash_attn") else "sdpa"
 
 
+def _filter_keys(rollout: Mapping[str, Any]) -> dict[str, Any]:
+    """The rollout filter's keys, without their prefix."""
+    prefix = _FILTER_PREFIX
+    return {str(key).removeprefix(prefix): value for key, value in rollout.items() if str(key).startswith(prefix)}
+
+
 def _own(plain: dict[str, Any]) -> dict[str, Any]:
     """RAGEN's node, except for what only the hand-over knows."""
     rollout, trainer = plain["actor_rollout_ref"]["rollout"], plain["trainer"]
@@ -132,12 +153,16 @@ def _own(plain: dict[str, Any]) -> dict[str, Any]:
         "es_manager": es_manager,
         "agent_proxy": proxy,
         "shuffle_group_rewards": plain["algorithm"]["shuffle_group_rewards"],
+        "advantages": {
+            **{key: plain["algorithm"][key] for key in (*_ADVANTAGE, *_OWN_ADVANTAGE)},
+            **proxy["reward_normalization"],
+            "grpo_advantage_length_weight": plain["grpo_advantage_length_weight"],
+            "filter_loss_scaling": plain["actor_rollout_ref"]["actor"]["filter_loss_scaling"],
+        },
         "enable_response_mask": plain["enable_response_mask"],
         "response_length": rollout["response_length"],
         "max_model_len": rollout["max_model_len"],
-        "rollout_filter": {
-            key.removeprefix(_FILTER_PREFIX): value for key, value in rollout.items() if key.startswith(_FILTER_PREFIX)
-        },
+        "rollout_filter": _filter_keys(rollout),
         "val_sampling": {key: val[key] for key in ("do_sample", "temperature", "top_p", "top_k")},
         "generation_timeout_s": proxy["generation_timeout_s"],
         "episode_timeout_s": proxy["episode_timeout_s"],
@@ -156,7 +181,9 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
 
     data["train_batch_size"] = train["env_groups"]
     # the dataset is only a length: the run's rows, and the panel's
-    data["train_max_samples"] = out["trainer"]["total_training_steps"] * train["env_groups"]
+    data["train_max_samples"] = out["trainer"]["total_training_steps"] * train["env_groups"] * max_batches(out)
+    if max_batches(out) > 1:
+        data["gen_batch_size"] = 1  # refills are any number of groups
     data["val_max_samples"] = val["env_groups"]
     rollout["n"] = group_size
     rollout["val_kwargs"]["n"] = val["group_size"]
@@ -176,8 +203,13 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
     critic["fsdp"]["infer_micro_batch_size_per_gpu"] = critic["ppo_micro_batch_size_per_gpu"]
     critic["ppo_infer_max_token_len_per_gpu"] = critic["ppo_max_token_len_per_gpu"]
 
+    # veRL knows one estimator that needs a critic
+    if critic["enable"] is None and out["algorithm"]["adv_estimator"] in VALUE_ESTIMATORS:
+        critic["enable"] = True
+
     compares = out["algorithm"]["adv_estimator"] in GROUP_ESTIMATORS and group_size > 1
-    out["trainer"]["v1"]["sampler"]["sampler_kwargs"] = {**own["rollout_filter"], "min_members": 2 if compares else 1}
+    out["trainer"]["v1"]["sampler"]["sampler_kwargs"] = {**own["rollout_filter"], "min_members": 2 if compares else 1,
+                                                        "max_batches": max_batches(out)}  # fmt: skip
     for key in [key for key in rollout if key.startswith(_FILTER_PREFIX)]:
         del rollout[key]
 

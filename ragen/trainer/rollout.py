@@ -7,6 +7,7 @@ or stop meanwhile.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -88,6 +89,8 @@ class RagenAgentLoopManager:
         step = int(_scalar(batch, "global_steps"))
         proxy = self._proxies["train"]
         total = len(rows) * proxy.es.split.group_size
+        if self._bar is not None:  # the step's further groups, where the filter kept too few
+            self._bar.close()
         self._bar = RolloutBar(f"step {step} rollout", total, proxy)
         self._groups.extend(self._submit(self._group(int(row), uid, step)) for row, uid in zip(rows, uids, strict=True))
 
@@ -193,7 +196,8 @@ def sample_fields(sample: TrainingSample, trajectory: Trajectory, uid: str) -> d
     """One sample as veRL's record in TransferQueue; P prompt tokens, R response tokens.
 
     prompts (P,), responses (R,), input_ids and position_ids (P+R,) int64; response_mask and loss_mask (R,) int64;
-    rm_scores and rollout_log_probs (R,) float32.
+    rm_scores and rollout_log_probs (R,) float32. Of ours, for advantages: turn_ids and state_ids (R,) int64, the turn
+    of each token and the number of the state that the turn answered.
     """
     prompts, responses = torch.from_numpy(sample.prompt_ids), torch.from_numpy(sample.response_ids)
     mask = torch.from_numpy(sample.response_mask)
@@ -206,6 +210,8 @@ def sample_fields(sample: TrainingSample, trajectory: Trajectory, uid: str) -> d
         "loss_mask": mask.clone(),
         "rm_scores": torch.from_numpy(sample.rewards),
         "rollout_log_probs": torch.from_numpy(sample.log_probs),
+        "turn_ids": torch.from_numpy(sample.turn_ids),
+        "state_ids": torch.from_numpy(state_numbers(trajectory)[sample.turn_ids]),
         "uid": uid,
         "num_turns": trajectory.num_turns,
         "data_source": trajectory.tag,
@@ -214,8 +220,18 @@ def sample_fields(sample: TrainingSample, trajectory: Trajectory, uid: str) -> d
     }
 
 
+def state_numbers(trajectory: Trajectory) -> np.ndarray:
+    """(K,) int64. A hash of what the environment showed before each turn: equal states have equal numbers."""
+    digests = [hashlib.blake2b(turn.observation.encode(), digest_size=8).digest() for turn in trajectory.turns]
+    return np.array([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=np.int64)
+
+
 def sample_tag(sample: TrainingSample, trajectory: Trajectory, step: int) -> dict[str, Any]:
-    """What veRL's sampler and balancer, and RAGEN's filter, need to know of a sample without fetching it."""
+    """What veRL's sampler and balancer, and RAGEN's filter, need to know of a sample without fetching it.
+
+    The figures named `episode_*` are the whole episode's, the same for each of its samples: its raw return, its sampled
+    tokens, and their mean negative log-probability.
+    """
     prompt_len, response_len = len(sample.prompt_ids), len(sample.response_ids)
     return {
         "status": "success",
@@ -225,7 +241,11 @@ def sample_tag(sample: TrainingSample, trajectory: Trajectory, step: int) -> dic
         "global_steps": step,
         "min_global_steps": trajectory.model_version[0],
         "max_global_steps": trajectory.model_version[1],
+        "env_tag": trajectory.tag,
+        "env_group": trajectory.group,
         "episode_return": trajectory.episode_return,
+        "episode_entropy": -float(trajectory.log_probs[trajectory.policy_mask].mean(dtype=np.float64)),
+        "episode_length": int(trajectory.policy_mask.sum()),
     }
 
 

@@ -1,7 +1,7 @@
 """RAGEN's trainer: a mixin over veRL 0.9.1's V1 trainers that plays episodes, validates and stops the RAGEN way.
 
-Every override names the veRL phase it replaces and why. The update itself (log-probs, values, advantages, losses) is
-veRL's own.
+Every override names the veRL phase it replaces and why. Log-probs, values and losses are veRL's own; advantages are in
+`advantage_phase.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from verl.utils.debug import marked_timer
 
 from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer import run_logger
+from ragen.trainer.advantage_phase import AdvantagePhase
 from ragen.trainer.llm_client import AbortableClient
 from ragen.trainer.metrics import episode_metrics, failure_summary, log_prob_difference, successes
 from ragen.trainer.panels import Panels
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 BEST_FILE = "best.json"
 
 
-class RagenTrainerMixin:
+class RagenTrainerMixin(AdvantagePhase):
     """The RAGEN side of a veRL trainer; put it before veRL's class.
 
     `verl_mode` is the veRL trainer mode that the class extends. veRL treats every name but `sync` as asynchronous, so

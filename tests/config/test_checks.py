@@ -80,13 +80,22 @@ CASES = [
     ("es_manager.train.env_groups=-8", "too small; the least is 1"),
     ("es_manager.train.group_size=abc", "a number is wanted; the default is 16"),
     ("es_manager.train.group_size=2.5", "a whole number is wanted"),
-    ("custom_envs.SimpleSokoban.env_config.num_boxs=2", "num_boxes"),
-    ("custom_envs.SimpleSokoban.env_type=sokobann", "sokoban"),
+    ("custom_envs.FrozenLake.env_config.siz=5", "size"),
+    ("custom_envs.FrozenLake.env_type=frozenlake", "frozen_lake"),
     ("algorithm.adv_estimator=gea", "unknown; did you mean gae?"),
     ("algorithm.lam=1.5", "out of range; at least 0 and at most 1"),
     ("agent_proxy.context_window_mode=single_turn", "not built yet; leave it at full"),
-    ("algorithm.bi_level_gae=true", "not built yet; leave it at false"),
-    ("actor_rollout_ref.rollout.rollout_filter_value=0.9", "not built yet; leave it at 1.0"),
+    ("algorithm.filter_groups.enable=true", "the rollout filter drops no group, so that none is replaced"),
+    ("algorithm.filter_groups.max_num_gen_batches=1", "too small; the least is 2"),
+    ("actor_rollout_ref.rollout.rollout_filter_value=1.9", "top_p wants a share; above 0 and at most 1"),
+    ("actor_rollout_ref.rollout.rollout_filter_type=stdev", "unknown; std, std_rev, max_mean go with a ratio"),
+    ("algorithm.gigpo_step_weight=2", "gae does not read it; it goes with gigpo"),
+    ("algorithm.high_level_gamma=0.9", "gae does not read it; it goes with bi_level_gae, turn_gae, gigpo"),
+    ("algorithm.norm_adv_by_std_in_grpo=false", "gae does not read it; it goes with grpo"),
+    ("grpo_advantage_length_weight=true", "gae does not read it; it goes with grpo"),
+    ("algorithm.overlong_share=1.5", "out of range; at least 0 and at most 1"),
+    ("agent_proxy.reward_normalization.method=mean_sdt", "unknown; did you mean mean_std?"),
+    ("actor_rollout_ref.actor.filter_loss_scaling=square", "unknown; did you mean sqrt?"),
     ("custom_reward_function.path=my.py", "not built yet; leave it at null"),
     ("trainer.balance_batch=false", "nothing reads this key here; leave it out"),
     ("critic.grad_clip=0.5", "set critic.optim.clip_grad instead"),
@@ -97,7 +106,7 @@ CASES = [
     ("actor_rollout_ref.rollout.rollout_filter_ratio=0.1", "keeps no group of 8; at least 0.125"),
     ("actor_rollout_ref.rollout.rollout_filter_ratio=0", "out of range; above 0 and at most 1"),
     ("actor_rollout_ref.rollout.max_model_len=16", "leaves nothing for the prompt"),
-    ("actor_rollout_ref.rollout.max_model_len=30", "the first turn cannot fit"),
+    ("actor_rollout_ref.rollout.max_model_len=24", "the first turn cannot fit"),
     ("es_manager.train.env_groups=0", "too small; the least is 1"),
     ("es_manager.train.group_size=0", "too small; the least is 1"),
     ("trainer.n_gpus_per_node=0", "too small; the least is 1"),
@@ -152,6 +161,92 @@ def test_grpo_needs_groups(quickstart: Quickstart):
     found = faults(quickstart("algorithm.adv_estimator=grpo", "es_manager.train.group_size=1"))
 
     assert any("grpo compares a group's episodes" in text for text in found)
+
+
+TWO_VOCABULARIES = [
+    ("rollout_filter_ratio=0.5", "rollout_filter_value=0.9", "contradicts rollout_filter_value=0.9; set it to 1"),
+    ("rollout_filter_ratio=0.5", "rollout_filter_type=largest", "contradicts rollout_filter_type=largest; set it to 1"),
+    ("rollout_filter_type=std_rev", "rollout_filter_strategy=top_k", "contradicts rollout_filter_strategy=top_k; set"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "words"), TWO_VOCABULARIES)
+def test_a_mixture_of_filter_vocabularies_is_one_clear_fault(one: str, other: str, words: str, quickstart: Quickstart):
+    (found,) = faults(quickstart(*(f"actor_rollout_ref.rollout.{override}" for override in (one, other))))
+
+    assert found.startswith(f"actor_rollout_ref.rollout.{one}: ") and words in found
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("rollout_filter_value=0.9",),
+        ("rollout_filter_ratio=0.5", "rollout_filter_type=max_mean"),
+        ("rollout_filter_strategy=top_k", "rollout_filter_value=0.5", "rollout_filter_type=smallest"),
+        ("rollout_filter_strategy=top_k_abs", "rollout_filter_value=4", "rollout_filter_metric=entropy"),
+        ("rollout_filter_strategy=min_p", "rollout_filter_value=0.5", "rollout_filter_include_zero=false"),
+        ("rollout_filter_value=0.9", "rollout_filter_top_p_prob_mode=softmax", "rollout_filter_selection_eps=0.1"),
+    ],
+)
+def test_either_filter_vocabulary_is_accepted(keys: tuple[str, ...], quickstart: Quickstart):
+    assert faults(quickstart(*(f"actor_rollout_ref.rollout.{key}" for key in keys))) == []
+
+
+def test_mini_batches_must_divide_what_a_filter_of_fixed_size_keeps(quickstart: Quickstart):
+    prefix = "actor_rollout_ref.rollout.rollout_filter_"
+    found = faults(quickstart(f"{prefix}strategy=top_k_abs", f"{prefix}value=3"))
+
+    assert any("the 48 episodes that a step trains on do not divide by it" in text for text in found)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_turn_scores_that_would_change_nothing_are_refused(estimator: str, quickstart: Quickstart):
+    found = faults(quickstart(f"algorithm.adv_estimator={estimator}", "agent_proxy.use_turn_scores=true"))
+
+    assert found == [
+        f"agent_proxy.use_turn_scores=true: {estimator} compares whole returns: rewards at turn ends would change "
+        "nothing; set it to false, or choose gae, turn_gae, gigpo or reinforce_plus_plus"
+    ]
+
+
+def test_bi_level_gae_is_gae(quickstart: Quickstart):
+    found = faults(quickstart("algorithm.adv_estimator=grpo", "algorithm.bi_level_gae=true"))
+
+    assert any(text.startswith("algorithm.bi_level_gae=true: grpo has no") for text in found)
+    assert faults(quickstart("algorithm.bi_level_gae=true", "agent_proxy.use_turn_scores=true")) == []
+
+
+def test_turn_gae_needs_its_critic(quickstart: Quickstart):
+    found = faults(quickstart("algorithm.adv_estimator=turn_gae", "critic.enable=false"))
+
+    assert found == ["critic.enable=false: turn_gae needs the critic's values; leave it null, or choose grpo"]
+
+
+def test_gigpo_cannot_tell_pictures_apart(quickstart: Quickstart):
+    found = faults(
+        quickstart("algorithm.adv_estimator=gigpo", "custom_envs.FrozenLake.env_config.render_mode=rgb_array")
+    )
+
+    assert any("tells states by their text, and FrozenLake shows pictures" in text for text in found)
+
+
+METHODS = sorted(p.stem for p in (CONFIG_DIR / "method").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_is_sound_on_the_quickstart_and_on_a_gpu(method: str, two_gpus: None):
+    assert faults(load("quickstart", [f"+method={method}"])) == []
+    assert faults(load("_2_sokoban", [f"+method={method}"])) == []
+
+
+def test_each_method_says_what_it_is():
+    estimators = {method: load("base", [f"+method={method}"]).algorithm.adv_estimator for method in METHODS}
+
+    assert estimators == {
+        "bi_level_gae": "gae", "cispo": "grpo", "dapo": "grpo", "dr_grpo": "grpo", "gigpo": "gigpo", "grpo": "grpo",
+        "gspo": "grpo", "ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus", "rloo": "rloo",
+        "turn_gae": "turn_gae",
+    }  # fmt: skip
 
 
 def test_episode_must_fit_a_dynamic_batch(quickstart: Quickstart):

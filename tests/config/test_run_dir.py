@@ -106,7 +106,7 @@ def test_the_lock_ends_with_the_process(tmp_path: Path, quickstart: Quickstart):
 @pytest.mark.parametrize(
     "override",
     ["algorithm.lam=0.9", "seed=1", "model_path=/m", "trainer.total_training_steps=60",
-     "custom_envs.SimpleSokoban.env_config.num_boxes=2", "trainer.n_gpus_per_node=2"],
+     "custom_envs.FrozenLake.env_config.size=5", "trainer.n_gpus_per_node=2"],
 )  # fmt: skip
 def test_what_changes_results_changes_the_hash(override: str, quickstart: Quickstart):
     assert config_hash(quickstart(override)) != config_hash(quickstart())

@@ -18,6 +18,7 @@ COMBINATIONS = [
     *[(name, ()) for name in RUNNABLE],
     *[("_2_sokoban", (f"+hw={p.stem}",)) for p in sorted((CONFIG_DIR / "hw").glob("*.yaml"))],
     ("quickstart", ("algorithm.adv_estimator=grpo",)),
+    *[("quickstart", (f"+method={p.stem}",)) for p in sorted((CONFIG_DIR / "method").glob("*.yaml"))],
     ("quickstart", ("lora.rank=8",)),
     ("quickstart", ("trainer.n_gpus_per_node=2",)),
     ("quickstart", ("actor_rollout_ref.actor.use_kl_loss=true",)),
@@ -91,6 +92,26 @@ def test_own_keys_are_gathered_and_taken_out(quickstart: Quickstart):
     assert not {"es_manager", "agent_proxy", "seed", "lora", "model_path"} & set(config)
     assert "use_ref" not in config.actor_rollout_ref.actor and "keep_best" not in config.trainer
     assert config.trainer.default_local_dir == "/runs/x/checkpoints"
+
+
+def test_what_the_advantages_read_is_gathered_and_a_critic_made_where_they_need_one(quickstart: Quickstart):
+    config = to_verl(quickstart("model_path=/m", "+method=turn_gae", "agent_proxy.reward_normalization.method=mean"))
+
+    own = config.ragen.advantages
+    assert (own.adv_estimator, own.high_level_gamma, own.lam, own.method) == ("turn_gae", 0.95, 0.95, "mean")
+    assert (own.grouping, own.filter_loss_scaling, own.grpo_advantage_length_weight) == ("state", "none", False)
+    assert config.critic.enable is True
+    assert not {"high_level_gamma", "bi_level_gae", "gigpo_step_weight", "overlong_share"} & set(config.algorithm)
+    assert to_verl(quickstart("model_path=/m", "+method=grpo")).critic.enable is None
+
+
+def test_refills_lengthen_the_seed_stream_and_are_any_number_of_groups(quickstart: Quickstart):
+    plain = to_verl(quickstart("model_path=/m"))
+    refill = to_verl(quickstart("model_path=/m", "+method=dapo"))
+
+    assert plain.trainer.v1.sampler.sampler_kwargs.max_batches == 1 and plain.data.gen_batch_size is None
+    assert refill.trainer.v1.sampler.sampler_kwargs.max_batches == 4 and refill.data.gen_batch_size == 1
+    assert refill.data.train_max_samples == 4 * plain.data.train_max_samples
 
 
 def test_sizes_in_verls_own_units(quickstart: Quickstart):

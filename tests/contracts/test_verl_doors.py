@@ -79,6 +79,30 @@ SIGNATURES = {
         "gamma",
         "lam",
     ],
+    "verl.trainer.ppo.core_algos:compute_grpo_outcome_advantage": [
+        "token_level_rewards",
+        "response_mask",
+        "index",
+        "epsilon",
+        "norm_adv_by_std_in_grpo",
+    ],
+    "verl.trainer.ppo.core_algos:compute_rloo_outcome_advantage": ["token_level_rewards", "response_mask", "index"],
+    "verl.trainer.ppo.core_algos:compute_reinforce_plus_plus_outcome_advantage": [
+        "token_level_rewards",
+        "response_mask",
+        "config",
+    ],
+    "verl.trainer.ppo.core_algos:compute_reinforce_plus_plus_baseline_outcome_advantage": [
+        "token_level_rewards",
+        "response_mask",
+        "index",
+    ],
+    "verl.utils.torch_functional:masked_whiten": ["values", "mask"],
+    "verl.workers.utils.padding:response_to_nested": ["tensor", "response_mask"],
+    "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_add_to_batch": [
+        "batch",
+        "rollout_corr_config",
+    ],
     "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories": ["data", "batch_keys", "adv_estimator"],
     "verl.trainer.ppo.ray_trainer:apply_kl_penalty": ["data", "kl_ctrl", "kl_penalty"],
     "verl.trainer.ppo.padding_utils:upsample_batch_to_divisible_size": ["batch", "batch_multiple", "eos_token_id"],
@@ -126,7 +150,18 @@ PROMISES = {
     # a mini-batch size is multiplied by the group size
     f"{TRAINER}:PPOTrainer._update_actor": ["ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n"],
     f"{TRAINER}:PPOTrainer._update_critic": ["ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n"],
-    f"{TRAINER}:PPOTrainer._compute_advantage": ['"rm_scores"', '"values"', '"advantages", "returns"'],
+    f"{TRAINER}:PPOTrainer._compute_advantage": [
+        '"rm_scores"',
+        '"values"',
+        '"advantages", "returns"',
+        '"token_level_rewards"',
+        '"rollout_is_weights"',
+        "self.kl_ctrl_in_reward",
+    ],
+    # refills are whole multiples of it
+    f"{TRAINER}:PPOTrainer._next_train_batch": ["num_prompts % gen_batch_size != 0"],
+    # the samples that fill up a batch copy a real one's other columns, at that one's length
+    "verl.trainer.ppo.padding_utils:construct_minimal_padding_template": ["is_padding=True"],
     f"{TRAINER}:PPOTrainer._compute_metrics": ['"num_turns"', 'tag["min_global_steps"]', 'tag["max_global_steps"]'],
     "verl.trainer.main_ppo:run_ppo": ["task_runner_class.remote()", "runner.run.remote(config)", "ray.init("],
     "verl.trainer.main_ppo:TaskRunnerV1.init_agent_loop_manager": [
