@@ -30,6 +30,7 @@ class Alfworld(TextGame):
                 f"env_type 'alfworld': there is no {folder}; run alfworld-download, or set env_config.data_dir to the "
                 "folder that holds json_2.1.1"
             )
+        import alfworld.agents.environment.alfred_tw_env  # noqa: F401 (seconds, which belong to the start)
 
     def _folder(self) -> Path:
         root = self.config.data_dir or os.environ.get("ALFWORLD_DATA") or "~/.cache/alfworld"

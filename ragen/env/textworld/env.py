@@ -23,6 +23,8 @@ class TextWorld(TextGame):
 
     def __init__(self, config: TextWorldConfig | None = None):
         require("textworld")
+        import textworld.generator  # noqa: F401 (seconds, which belong to the start and not to the first reset)
+
         super().__init__(config)
 
     def _open(self, seed: int, with_plan: bool) -> Any:
