@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,6 @@ NOT_BUILT: dict[str, Any] = {
     "collapse_detection.first_turn_enabled": False,
     "collapse_detection.multi_turn_enabled": False,
     "trainer.v1.trainer_mode": "ragen_sync",
-    "custom_reward_function.path": None,
-    "reward.custom_reward_function.path": None,
     "reward.reward_model.enable": False,
     "reward_model.enable": None,
     "distillation.enabled": False,
@@ -160,6 +159,7 @@ _WITHIN: dict[str, tuple[float, float, bool]] = {
     "algorithm.overlong_share": (0, 1, False),
     "algorithm.overlong_penalty": (0, math.inf, False),
     "agent_proxy.generation_timeout_s": (0, math.inf, True),
+    "reward.timeout_s": (0, math.inf, True),
     "agent_proxy.episode_timeout_s": (0, math.inf, True),
 }
 _ONE_OF: dict[str, tuple[str, ...]] = {
@@ -178,6 +178,7 @@ _ONE_OF: dict[str, tuple[str, ...]] = {
     "attn_implementation": ("auto", "flash_attention_2", "flash_attention_3", "sdpa", "eager", "flex_attention"),
     "trainer.device": ("cuda", "cpu", "npu"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
+    "reward.mode": ("add", "replace"),
 }  # fmt: skip
 #: Key → the estimators that read it, and the value that asks for nothing.
 _READ_BY: tuple[tuple[str, tuple[str, ...], Any], ...] = (
@@ -373,6 +374,64 @@ def _env_entries(cfg: DictConfig) -> Iterator[Fault]:
             yield Fault("", NO_VALUE, str(error))
         except Exception as error:  # the environment is the user's code: whatever it raises is a fault of its entry
             yield Fault(f"custom_envs.{tag}", NO_VALUE, f"cannot be built: {type(error).__name__}: {error}")
+
+
+def _replies(cfg: DictConfig) -> Iterator[Fault]:
+    """Reply format and wording, and whether every environment goes with them."""
+    from ragen.env.registry import load_specs
+    from ragen.llm_agent import wording
+    from ragen.llm_agent.replies import reply_format
+
+    proxy = cfg.agent_proxy
+    for key, problem in wording.faults(OmegaConf.to_container(proxy.wording)).items():
+        yield Fault(f"agent_proxy.wording.{key}", proxy.wording.get(key, NO_VALUE), problem)
+    for key in ("think_tag", "answer_tag"):
+        if not re.fullmatch(r"[A-Za-z][\w-]*", proxy[key]):
+            yield Fault(f"agent_proxy.{key}", proxy[key], "no name of a tag", "letters and digits, without brackets")
+    if proxy.think_tag == proxy.answer_tag:
+        yield Fault("agent_proxy.answer_tag", proxy.answer_tag, "the same as think_tag", "give it another name")
+    try:
+        chosen = reply_format(proxy.parser)
+    except ValueError as error:
+        yield Fault("", NO_VALUE, str(error))
+        return
+    tags = {tag for side in ("train", "val") for tag in cfg.es_manager[side].env_configs.tags or []}
+    for tag in sorted(tags & set(cfg.custom_envs)) if chosen.uses_tools else ():
+        try:
+            env = load_specs({tag: OmegaConf.to_container(cfg.custom_envs[tag], resolve=True)})[tag].make()
+            tools = env.tools()
+            env.close()
+        except Exception:
+            continue  # what is wrong with the entry is reported as such
+        if not tools:
+            yield Fault("agent_proxy.parser", proxy.parser, f"{tag} offers no tools", "set it to think_answer, or raw")
+
+
+def _reward(cfg: DictConfig) -> Iterator[Fault]:
+    """The user's reward function is there and can be called; veRL's kind is told apart."""
+    for key in ("custom_reward_function", "reward.custom_reward_function"):
+        for name in ("path", "name"):
+            if changed(cfg, f"{key}.{name}"):
+                yield Fault(
+                    f"{key}.{name}", OmegaConf.select(cfg, f"{key}.{name}"),
+                    "veRL's function scores one text against a data row, and here are episodes",
+                    "set reward.path and reward.name to a function of a trajectory (docs/rewards_and_tools.md)",
+                )  # fmt: skip
+    node = cfg.reward
+    if node.path is None:
+        for key in ("name", "kwargs", "timeout_s", "mode", "in_validation"):
+            if changed(cfg, f"reward.{key}"):
+                yield Fault(f"reward.{key}", node[key], "not read without reward.path", "set reward.path")
+        return
+    if node.mode not in _ONE_OF["reward.mode"] or not node.timeout_s > 0:
+        return  # reported as such
+    from ragen.rewards import RewardFunction
+
+    try:
+        RewardFunction.from_config(OmegaConf.to_container(node, resolve=True))
+    except ValueError as error:
+        key, _, problem = str(error).partition(": ")
+        yield Fault(f"reward.{key}", node[key], problem) if key in node else Fault("reward.path", node.path, str(error))
 
 
 def _groups(cfg: DictConfig) -> Iterator[Fault]:
@@ -639,6 +698,7 @@ def _resume(cfg: DictConfig) -> Iterator[Fault]:
 
 
 CHECKS: list[Callable[[DictConfig], Iterator[Fault]]] = [
+    _replies, _reward,
     _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
     _env_entries, _groups, _filter, _refill, _batches, _parallel, _context, _token_budget, _model, _lora, _reference,
     _estimator, _resume,

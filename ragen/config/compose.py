@@ -37,7 +37,7 @@ _OPEN = frozenset(
     {
         "custom_envs", "override_config", "engine_kwargs", "apply_chat_template_kwargs", "chat_template_kwargs",
         "mm_processor_kwargs", "sampler_kwargs", "override_optimizer_config", "wrap_policy", "ray_init",
-        "mixed_precision", "fused_kernel_options",
+        "mixed_precision", "fused_kernel_options", "kwargs",
     }
 )  # fmt: skip
 

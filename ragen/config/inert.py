@@ -28,7 +28,7 @@ class Inert:
 
 _LOOP = Inert("the rollout is RAGEN's agent proxy: see agent_proxy.*", _AGENT_LOOP)
 _ROWS = Inert("rows are environment groups: see es_manager.*", _DATASET)
-_PATH = Inert("the reward comes from the environment", _REWARD)
+_PATH = Inert("the reward comes from the environment, and from reward.path", _REWARD)
 
 INERT: dict[str, Inert] = {
     # the optimiser and the engine read the keys named instead

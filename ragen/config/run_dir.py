@@ -117,6 +117,9 @@ def config_hash(cfg: DictConfig) -> str:
     tags = {tag for side in ("train", "val") for tag in plain["es_manager"][side]["env_configs"]["tags"]}
     plain["custom_envs"] = {tag: entry for tag, entry in plain["custom_envs"].items() if tag in tags}
     plain["seed"] = resolve_seed(plain["seed"])
+    reward = Path(str(plain["reward"]["path"] or "")).expanduser()
+    if reward.is_file():  # an edited reward is another run
+        plain["reward"]["path"] = hashlib.sha256(reward.read_bytes()).hexdigest()
     for key in _NOT_RESULTS:
         node: Any = plain
         *parents, last = key.split(".")

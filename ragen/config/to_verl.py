@@ -34,6 +34,7 @@ _OWN_ALGORITHM = ("high_level_gamma", "bi_level_gae", "gigpo_step_weight", "over
 _ADVANTAGE = ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")
 _OWN_ADVANTAGE = tuple(key for key in _OWN_ALGORITHM if key != "shuffle_group_rewards")
 _OWN_TRAINER = ("output_dir", "validation_steps", "generations_to_log_to_wandb", "keep_best")
+_OWN_REWARD = ("path", "name", "kwargs", "timeout_s", "mode", "in_validation")
 #: RAGEN's keys at the top.
 _OWN_TOP = (
     "system", "seed", "micro_batch_size_per_gpu", "ppo_mini_batch_size", "model_path", "attn_implementation",
@@ -152,6 +153,7 @@ def _own(plain: dict[str, Any]) -> dict[str, Any]:
         "custom_envs": plain["custom_envs"],
         "es_manager": es_manager,
         "agent_proxy": proxy,
+        "reward": {**{key: plain["reward"][key] for key in _OWN_REWARD}, "path": _reward_path(plain["reward"]["path"])},
         "shuffle_group_rewards": plain["algorithm"]["shuffle_group_rewards"],
         "advantages": {
             **{key: plain["algorithm"][key] for key in (*_ADVANTAGE, *_OWN_ADVANTAGE)},
@@ -171,6 +173,11 @@ def _own(plain: dict[str, Any]) -> dict[str, Any]:
         "generations_to_log": trainer["generations_to_log_to_wandb"],
         "cuda_visible_devices": plain["system"]["CUDA_VISIBLE_DEVICES"],
     }
+
+
+def _reward_path(path: str | None) -> str | None:
+    """A file is found from wherever the workers run."""
+    return str(Path(path).expanduser().resolve()) if path and path.endswith(".py") else path
 
 
 def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
@@ -235,6 +242,7 @@ def _set_trainer(out: dict[str, Any], own: dict[str, Any], run_dir: str | Path |
         (out["actor_rollout_ref"]["actor"], _OWN_ACTOR),
         (out["algorithm"], _OWN_ALGORITHM),
         (out["trainer"], _OWN_TRAINER),
+        (out["reward"], _OWN_REWARD),
     ):
         for key in keys:
             del node[key]

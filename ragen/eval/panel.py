@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +31,9 @@ from ragen.llm_agent.agent_proxy import LLMAgentProxy, Progress
 from ragen.llm_agent.ctx_manager import ContextManager
 from ragen.llm_agent.es_manager import EnvStateManager, Split
 from ragen.llm_agent.policy import SCRIPTS, ScriptedPolicy
+from ragen.llm_agent.prompt_hash import prompt_hash, prompt_settings
 from ragen.llm_agent.trajectory import Trajectory
+from ragen.rewards import RewardFunction
 from ragen.trainer.settings import composed_context_config
 
 
@@ -47,13 +50,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    rows = [row for policy in options.policy for row in _rows(policy, *play(cfg, policy))]
-    Console().print(_table(options.config_name, cfg, rows))
+    played = {policy: play(cfg, policy) for policy in options.policy}
+    rows = [row for policy, panel in played.items() for row in _rows(policy, panel.trajectories, panel.seconds)]
+    Console().print(_table(options.config_name, cfg, rows, played[options.policy[0]].prompt_hash))
     return 0
 
 
-def play(cfg: Any, policy: str) -> tuple[list[Trajectory], float]:
-    """Play the panel of a composed config with the script `policy`. Returns the episodes and the seconds it took."""
+class Played(NamedTuple):
+    """A panel that was played."""
+
+    trajectories: list[Trajectory]
+    seconds: float
+    prompt_hash: str
+    """Names the wording of the prompts: `ragen.llm_agent.prompt_hash`."""
+
+
+def play(cfg: Any, policy: str) -> Played:
+    """Play the panel of a composed config with the script `policy`."""
     node = cfg.es_manager.val
     tags = list(node.env_configs.tags)
     counts = resolve_n_groups(node.env_groups, tags, node.env_configs.n_groups)
@@ -67,7 +80,9 @@ def play(cfg: Any, policy: str) -> tuple[list[Trajectory], float]:
         format_penalty=cfg.es_manager.format_penalty,
     )
     ctx = ContextManager(_tokenizer(cfg.model_path), composed_context_config(cfg))
-    proxy = LLMAgentProxy(es, ctx, ScriptedPolicy(SCRIPTS[policy], ctx))
+    reward = RewardFunction.from_config(OmegaConf.to_container(cfg.reward, resolve=True))
+    rewarded = reward if reward is not None and reward.in_validation else None
+    proxy = LLMAgentProxy(es, ctx, ScriptedPolicy(SCRIPTS[policy], ctx), reward=rewarded)
     started = time.monotonic()
     with tqdm(total=split.env_groups * split.group_size, desc=policy, unit="ep", leave=False) as bar:
         proxy.progress = Progress(on_change=lambda progress: bar.update(progress.episodes_done - bar.n))
@@ -75,7 +90,7 @@ def play(cfg: Any, policy: str) -> tuple[list[Trajectory], float]:
             trajectories = asyncio.run(proxy.rollout())
         finally:
             es.close()
-    return trajectories, time.monotonic() - started
+    return Played(trajectories, time.monotonic() - started, prompt_hash(prompt_settings(ctx, es.specs)))
 
 
 def _tokenizer(model_path: str) -> Any:
@@ -117,8 +132,8 @@ def _rows(policy: str, trajectories: list[Trajectory], seconds: float) -> list[l
     return rows
 
 
-def _table(config_name: str, cfg: Any, rows: list[list[str]]) -> Table:
-    title = f"validation panel of {config_name}, seeds from {resolve_seed(cfg.seed)['val']}"
+def _table(config_name: str, cfg: Any, rows: list[list[str]], prompts: str) -> Table:
+    title = f"validation panel of {config_name}, seeds from {resolve_seed(cfg.seed)['val']}, prompts {prompts}"
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
     for name in ("policy", "tag", "episodes", "success [95 %]", "return", "turns", "tokens", "failed", "seconds"):
         table.add_column(name, justify="left" if name in ("policy", "tag") else "right", no_wrap=True)

@@ -21,6 +21,7 @@ from ragen.llm_agent.es_manager import EnvStateManager, Episode, EpisodeTask, Tu
 from ragen.llm_agent.policy import Generation, GenerationError, GenerationTimeout, Policy
 from ragen.llm_agent.seeds import sampler_seed
 from ragen.llm_agent.trajectory import Trajectory, TrajectoryBuilder, Turn
+from ragen.rewards import RewardError, RewardFunction
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class LLMAgentProxy:
         generation_timeout_s: limit of one reply; None: no limit. A reply over it is cancelled, which aborts it in the
             engine.
         episode_timeout_s: limit of a whole episode; None: no limit.
+        reward: the user's reward function, called once with each usable episode, after its environment is given back.
     """
 
     def __init__(
@@ -82,9 +84,11 @@ class LLMAgentProxy:
         sampling: SamplingParams = SamplingParams(),
         generation_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
+        reward: RewardFunction | None = None,
     ):
         self.es, self.ctx, self.policy, self.sampling = es, ctx, policy, sampling
         self.generation_timeout_s, self.episode_timeout_s = generation_timeout_s, episode_timeout_s
+        self.reward = reward
         self.progress = Progress()
 
     async def rollout(self, tasks: Iterable[EpisodeTask] | None = None) -> list[Trajectory]:
@@ -93,11 +97,18 @@ class LLMAgentProxy:
         return list(await asyncio.gather(*(self.run_episode(task) for task in tasks)))
 
     async def run_episode(self, task: EpisodeTask) -> Trajectory:
-        """Play one episode to its end. Never raises for a fault of the environment or of a generation."""
+        """Play one episode to its end, and reward it.
+
+        Never raises for a fault of the environment, of a generation or of the user's reward function.
+        """
         run = _EpisodeRun(task)
         self.progress.episodes += 1
         try:
             await self._hold_and_play(run)
+            trajectory = run.build()
+            if self.reward is not None and trajectory.usable:
+                return await self.reward.apply(trajectory)
+            return trajectory
         except EnvTimeout as error:
             run.fail("env_timeout", error)
         except EnvCrashed as error:
@@ -108,6 +119,8 @@ class LLMAgentProxy:
             run.fail("generation_timeout", error)
         except GenerationError as error:
             run.fail("generation_error", error)
+        except RewardError as error:
+            run.fail("reward", error)
         except asyncio.TimeoutError:
             run.fail("episode_timeout", f"not over within agent_proxy.episode_timeout_s={self.episode_timeout_s}")
         finally:

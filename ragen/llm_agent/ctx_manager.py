@@ -104,7 +104,7 @@ class ContextManager:
 
     def __init__(self, tokenizer: Any, config: ContextConfig):
         self.tokenizer, self.config = tokenizer, config
-        self._template = tokenizer.chat_template or PLAIN_TEMPLATE
+        self.template = tokenizer.chat_template or PLAIN_TEMPLATE
         self.format = reply_format(config.parser)
         opening = self._render([{"role": "user", "content": "x"}]).rstrip()
         prefill = f"<{config.think_tag}>"
@@ -222,7 +222,7 @@ class ContextManager:
         given = {"tools": list(tools)} if tools else {}
         return self.tokenizer.apply_chat_template(
             list(messages),
-            chat_template=self._template,
+            chat_template=self.template,
             tokenize=False,
             add_generation_prompt=True,
             **given,
@@ -231,11 +231,9 @@ class ContextManager:
 
     def _encode(self, text: str) -> list[int]:
         # The template already wrote every special token that belongs here.
-        try:
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        except UnicodeEncodeError:  # half a character, in what an environment or a template says
-            whole = text.encode(errors="replace").decode()
-            return self.tokenizer(whole, add_special_tokens=False)["input_ids"]
+        if not text.isascii():  # half a character, in what an environment says, would stop any tokenizer
+            text = text.encode(errors="replace").decode()
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     # --- wording ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ragen.env.registry import load_specs
@@ -25,8 +25,10 @@ from ragen.llm_agent.agent_proxy import LLMAgentProxy, SamplingParams
 from ragen.llm_agent.ctx_manager import ContextManager
 from ragen.llm_agent.es_manager import EnvStateManager, Split
 from ragen.llm_agent.policy import Policy
+from ragen.llm_agent.prompt_hash import prompt_hash, prompt_settings, record_prompts
 from ragen.llm_agent.seeds import shuffle_seed
 from ragen.llm_agent.trajectory import TrainingSample, Trajectory
+from ragen.rewards import RewardFunction
 from ragen.trainer.llm_client import VerlPolicy
 from ragen.trainer.progress import RolloutBar
 from ragen.trainer.settings import context_config, train_sampling, val_sampling
@@ -55,6 +57,7 @@ class RagenAgentLoopManager:
         self.ctx = ContextManager(tokenizer, context_config(own))
         specs = load_specs(own.custom_envs)
         limits = {"generation_timeout_s": own.generation_timeout_s, "episode_timeout_s": own.episode_timeout_s}
+        reward = RewardFunction.from_config(OmegaConf.to_container(own.reward, resolve=True))
         self._proxies: dict[str, LLMAgentProxy] = {}
         for side, sampling in (("train", train_sampling(config)), ("val", val_sampling(config))):
             es = EnvStateManager(
@@ -64,7 +67,14 @@ class RagenAgentLoopManager:
                 base_seed=own.seed[side],
                 format_penalty=own.es_manager.format_penalty,
             )
-            self._proxies[side] = LLMAgentProxy(es, self.ctx, policy, sampling=SamplingParams(**sampling), **limits)
+            rewarded = reward if side == "train" or (reward is not None and reward.in_validation) else None
+            self._proxies[side] = LLMAgentProxy(
+                es, self.ctx, policy, sampling=SamplingParams(**sampling), reward=rewarded, **limits
+            )
+        specs_in_use = {tag: spec for proxy in self._proxies.values() for tag, spec in proxy.es.specs.items()}
+        settings = prompt_settings(self.ctx, specs_in_use)
+        #: Names the wording of the run's prompts, see `ragen.llm_agent.prompt_hash`.
+        self.prompt_hash = record_prompts(own.run_dir, settings) if own.run_dir else prompt_hash(settings)
         self._shuffle_rewards = bool(own.shuffle_group_rewards)
         self._groups: list[Future] = []
         self._bar: RolloutBar | None = None
