@@ -171,9 +171,9 @@ def test_checks_run_after_those_that_they_need():
 
 
 def test_a_finding_can_be_seen_again_by_its_check_and_seed_alone():
-    [finding] = examined("OwnGenerator", "same_episode").findings
-    [again] = examined("OwnGenerator", finding.during, seed=finding.seed, episodes=1).findings
-    assert again.check == "same_episode" and again.seed == finding.seed
+    [finding] = examined("RewardNaN", "rewards").findings
+    [again] = examined("RewardNaN", finding.during, seed=finding.seed, episodes=1).findings
+    assert again.check == "rewards" and again.seed == finding.seed
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
