@@ -36,12 +36,14 @@ def test_smollm_names_the_packages_that_carry_it(monkeypatch: pytest.MonkeyPatch
     assert faults(load("quickstart-smollm")) == []
 
 
-@pytest.mark.parametrize("name", ["base", "base-lora", "_1_bandit", "_2_sokoban", "_3_frozen_lake"])
+@pytest.mark.parametrize(
+    "name", ["base", "base-lora", "_1_bandit", "_2_sokoban", "_3_frozen_lake", "_6_webshop", "_9_search"]
+)
 def test_gpu_configs_are_sound_on_a_gpu(name: str, two_gpus: None):
     assert faults(load(name)) == []
 
 
-@pytest.mark.parametrize("name", ["_1_bandit", "_2_sokoban", "_3_frozen_lake"])
+@pytest.mark.parametrize("name", ["_1_bandit", "_2_sokoban", "_3_frozen_lake", "_6_webshop", "_9_search"])
 def test_any_config_runs_on_a_cpu_with_the_preset(name: str):
     assert faults(load(name, ["+hw=cpu"])) == []
 
@@ -74,6 +76,8 @@ CASES = [
     ("ppo_mini_batch_size=256", "more than the 128 episodes that a step trains on"),
     ("micro_batch_size_per_gpu=5", "sizes that work: 1, 2, 4, 8, 16, 32"),
     ("es_manager.train.env_configs.tags=[SimpelSokoban]", "did you mean SimpleSokoban?"),
+    ("es_manager.train.env_configs.tags=[Lean]", "not supported: it needs a Lean 4 installation"),
+    ("es_manager.train.env_configs.tags=[DeepCoder]", "not supported: it runs programs that the model writes"),
     ("es_manager.train.env_configs.tags=[SimpleSokoban, SimpleSokoban]", "named twice"),
     ("es_manager.train.env_configs.n_groups=[7]", "adds up to 7, not to env_groups=8; null splits them equally"),
     ("es_manager.train.env_configs.tags=[Bandit, FrozenLake, SimpleSokoban]", "for example [3, 3, 2]"),

@@ -341,3 +341,9 @@ def test_faulty_entries_name_key_value_and_fix(entry, message):
 def test_a_fault_in_env_config_names_the_tag():
     with pytest.raises(EnvConfigError, match="custom_envs.A: env_config.num_boxs is no field.*'num_boxes'"):
         load_specs({"A": {"env_type": "sokoban", "env_config": {"num_boxs": 1}}})["A"].make()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("lean", "Lean 4 installation"), ("DeepCoder", "safe in a sandbox only")])
+def test_environments_that_are_left_out_say_why(name, reason):
+    with pytest.raises(EnvConfigError, match=f"env_type '{name}' is not supported: .*{reason}"):
+        load_env_class(name)
