@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The project's tests: sets up .venv where it is missing or unfinished, then the fast tests, then the slow ones.
 #   bash scripts/run_tests.sh [fast|slow|all] [pytest arguments]     (default: all)
-# fast: no Ray, no vLLM; about two minutes on two cores. slow: end to end; Linux only.
+# fast: no Ray, no vLLM; some four minutes on two cores. slow: end to end; Linux only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
