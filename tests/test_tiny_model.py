@@ -130,6 +130,7 @@ def test_a_built_folder_loads_as_what_trainer_and_engine_expect(built, tokenizer
     assert critic.score.weight.shape == (1, SMALL.hidden_size)
 
 
+@pytest.mark.wide
 def test_the_build_is_a_function_of_its_seed(built, tmp_path):
     from safetensors.torch import load_file
 
@@ -140,6 +141,7 @@ def test_the_build_is_a_function_of_its_seed(built, tmp_path):
     assert any((first[name] != other[name]).any() for name in first)
 
 
+@pytest.mark.wide
 def test_the_build_leaves_the_global_generators_alone(tmp_path):
     import torch
 
@@ -187,6 +189,7 @@ def test_the_turns_of_a_lesson_are_slices_of_it(lessons, tokenizer):
         assert all(t.policy_mask[list(t.chances)].all() for t in turns)
 
 
+@pytest.mark.wide
 def test_check_measures_and_keeps_the_numbers(built):
     measured = tiny_model.check(built, SMALL, episodes=4)
     numbers = measured["FrozenLake"]
@@ -223,6 +226,7 @@ def test_log_probs_are_those_of_a_forward_pass(built):
     np.testing.assert_allclose(reply.log_probs, expected.numpy(), atol=1e-5)
 
 
+@pytest.mark.wide
 def test_two_callers_at_once_build_once(tmp_path, monkeypatch):
     monkeypatch.setenv("RAGEN_CACHE", str(tmp_path))
     builds, real = [], tiny_model.build

@@ -36,6 +36,7 @@ def test_smollm_names_the_packages_that_carry_it(monkeypatch: pytest.MonkeyPatch
     assert faults(load("quickstart-smollm")) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name", ["base", "base-lora", "_1_bandit", "_2_sokoban", "_3_frozen_lake", "_6_webshop", "_9_search"]
 )
@@ -43,6 +44,7 @@ def test_gpu_configs_are_sound_on_a_gpu(name: str, two_gpus: None):
     assert faults(load(name)) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["_1_bandit", "_2_sokoban", "_3_frozen_lake", "_6_webshop", "_9_search"])
 def test_any_config_runs_on_a_cpu_with_the_preset(name: str):
     assert faults(load(name, ["+hw=cpu"])) == []
@@ -247,12 +249,14 @@ def test_gigpo_cannot_tell_pictures_apart(quickstart: Quickstart):
 METHODS = sorted(p.stem for p in (CONFIG_DIR / "method").glob("*.yaml"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_is_sound_on_the_quickstart_and_on_a_gpu(method: str, two_gpus: None):
     assert faults(load("quickstart", [f"+method={method}"])) == []
     assert faults(load("_2_sokoban", [f"+method={method}"])) == []
 
 
+@pytest.mark.wide
 def test_each_method_says_what_it_is():
     estimators = {method: load("base", [f"+method={method}"]).algorithm.adv_estimator for method in METHODS}
 
@@ -292,6 +296,7 @@ def test_tables_name_existing_keys():
     assert set(NOT_BUILT) | set(DERIVED) <= set(schema())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIG_DIR.glob("*.yaml") if p.stem != "envs"))
 def test_no_config_of_ours_sets_a_derived_key(name: str):
     cfg = load(name)

@@ -25,6 +25,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "overrides"), COMBINATIONS, ids=[" ".join((n, *o)) for n, o in COMBINATIONS])
 def test_verl_accepts_every_config(name: str, overrides: tuple[str, ...], small_model: Path):
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

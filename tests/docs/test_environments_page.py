@@ -49,6 +49,7 @@ def test_the_example_is_about_forty_lines(page, pasted):
     assert len(lines) <= 45
 
 
+@pytest.mark.wide
 def test_the_example_passes_the_checker_as_the_page_says(page, pasted):
     own = [words for words in commands(page, "python -m ragen.env.check") if "Guess" in " ".join(words)]
     assert len(own) == 2

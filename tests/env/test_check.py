@@ -74,6 +74,8 @@ SHIPPED = yaml.safe_load(ENVS_YAML.read_text(encoding="utf-8"))["custom_envs"]
 SOUND = ["Sound", "Spoken", "LambdaExplained"]
 
 
+#: These take seconds each.
+SLOW = ("SlowStep", "SlowInline", "HangsOnEmpty")
 #: These need a process that can be killed; the others are examined here, which is faster.
 ISOLATED = {"HangsOnEmpty", "HangsInReset", "DiesOfLength"}
 
@@ -83,7 +85,7 @@ def examined(name, *only, here=True, **changes):
     return examine(Job(tag=name, entry=entry, **changes), only, here=here)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.wide) if n in SLOW else n for n in FAULTS])
 def test_each_fault_is_found_and_named_and_nothing_else(name, monkeypatch):
     if name in ("SlowStep", "SlowInline"):  # thresholds that do not cost minutes
         monkeypatch.setattr(play, "SLOW_STEP_S", 0.005)
@@ -112,6 +114,7 @@ def test_nothing_is_found_where_nothing_is_wrong(name):
     assert 0 < report.measured["step_s"] < 0.1 and report.measured["oracle_success"] > 0.5
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tag", SHIPPED)
 def test_no_shipped_environment_has_a_fault(tag):
     checks = [c for c in all_checks() if c != "other_process"]

@@ -8,6 +8,7 @@ from ragen.env import bench
 from ragen.env.registry import EnvSpec
 
 
+@pytest.mark.wide
 def test_the_table_of_tags_and_the_levels_of_sokoban(capsys):
     assert bench.main(["SimpleSokoban", "Bandit", "--seconds", "0.02", "--levels", "30", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -22,6 +23,7 @@ def test_the_table_of_tags_and_the_levels_of_sokoban(capsys):
         assert 0 < row["ours_ms"] <= row["gym_sokoban_ms"]
 
 
+@pytest.mark.wide
 def test_a_level_beyond_its_budget_is_counted_and_fails_the_bench(capsys, monkeypatch):
     monkeypatch.setattr(bench, "shortest_solution", lambda *level: [1] * 11)
     assert bench.main(["SimpleSokoban", "--seconds", "0.01", "--levels", "3"]) == 1

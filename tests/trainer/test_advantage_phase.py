@@ -141,6 +141,7 @@ def test_grpo_compares_episodes_whatever_their_samples(run, sample_a_turn):
     assert queue.rows["a_0_0"]["advantages"].dtype == torch.float32
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("sample_a_turn", [False, True])
 @pytest.mark.parametrize("method", sorted(p.stem for p in (CONFIG_DIR / "method").glob("*.yaml")))
 def test_each_preset_runs_through_the_phase(run, method, sample_a_turn):

@@ -91,6 +91,7 @@ def test_two_runs_have_different_sockets(monkeypatch):
     assert len(names) == 2 and all(name.endswith("-01000000-replica-0-rank-0.sock") for name in names)
 
 
+@pytest.mark.wide
 def test_both_ends_of_the_weight_transfer_are_adapted(monkeypatch):
     from verl.workers.rollout.vllm_rollout import utils, vllm_rollout
 

@@ -158,6 +158,7 @@ def test_local_versions_and_absent_packages_are_no_difference(monkeypatch):
 
 @no_gpu
 @pytest.mark.timeout(300)  # one import of veRL: ten seconds on a quiet machine, minutes on a busy one
+@pytest.mark.wide
 def test_import_verl_loads_the_plugin_and_no_heavy_package():
     """One fresh process: the entry point works, the folder ``verl/`` hides nothing, and the start stays cheap."""
     code = (
