@@ -34,6 +34,8 @@ Answer = tuple[bool, Any]
 LENGTH = struct.Struct("<Q")
 #: A message from server to host: a worker's wait status.
 STATUS = struct.Struct("<i")
+#: A worker's first word to the host: its process id.
+PID = struct.Struct("<q")
 #: Seconds that the server waits for a killed worker to go. SIGKILL takes milliseconds unless a disk hangs.
 REAP_S = 0.5
 #: Longest traceback, in characters, that an answer carries.
@@ -250,6 +252,7 @@ def _work(data: socket.socket, factory: bytes) -> None:
     host = EnvHost(lambda: _load(factory)())
     stream = data.makefile("rb")
     with contextlib.suppress(ConnectionError):
+        data.sendall(PID.pack(os.getpid()))
         while header := stream.read(LENGTH.size):
             call, args = pickle.loads(stream.read(LENGTH.unpack(header)[0]))
             answer = host.answer(call, args)

@@ -33,7 +33,7 @@ class HostileEnv(Env):
         return {
             "Add": 1, "Raise": "raise", "Exit": "exit", "Sleep": "sleep", "Spin": "spin", "Nap": "nap", "Die": "die",
             "Segfault": "segfault", "Lambda": "lambda", "NumPy": "numpy", "Child": "child", "Print": "print",
-            "Big": "big", "Shape": "shape",
+            "Big": "big", "Shape": "shape", "Work": "work",
         }  # fmt: skip
 
     def step(self, action):
@@ -62,6 +62,11 @@ class HostileEnv(Env):
 
     def do_nap(self):
         time.sleep(0.2)
+
+    def do_work(self):
+        ends = time.process_time() + 0.35
+        while time.process_time() < ends:
+            pass
 
     def do_die(self):
         os._exit(7)

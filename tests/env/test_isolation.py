@@ -380,6 +380,41 @@ def test_an_environment_that_cannot_be_built_fails_each_lease(mode):
             assert isinstance(error, EnvRaised) and error.call == "open" and "no data set here" in str(error)
 
 
+@pytest.fixture
+def crowded_pool():
+    """A process pool whose workers share one processor with three others that never rest."""
+    mine = os.sched_getaffinity(0)
+    core = {min(mine)}
+    burners = [
+        subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {core})\nwhile True: pass"])
+        for _ in range(3)
+    ]
+    try:
+        with contextlib.closing(make_pool(workers=1)) as pool:
+            os.sched_setaffinity(0, core)
+            asyncio.run(episode(pool))  # the server and its workers inherit the one processor
+            os.sched_setaffinity(0, mine)
+            yield pool
+    finally:
+        os.sched_setaffinity(0, mine)
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel keeps no figures on waiting")
+def test_a_busy_machine_is_not_taken_for_a_hung_environment(crowded_pool):
+    began = time.monotonic()
+    asyncio.run(episode(crowded_pool, "Work"))  # 0.35 s of work
+    assert time.monotonic() - began > LIMIT_S, "the machine was not busy enough to tell"
+    assert crowded_pool.hangs == 0
+    for hang in ("Sleep", "Spin"):
+        began = time.monotonic()
+        assert isinstance(asyncio.run(failure(crowded_pool, hang)), EnvTimeout)
+        assert time.monotonic() - began < 5 * LIMIT_S + 3
+    assert crowded_pool.hangs == 2
+
+
 def test_building_may_crash_or_hang_too(monkeypatch):
     with contextlib.closing(make_pool(factory=hostile_env.make_dying)) as pool:
         assert "exit code 9" in str(asyncio.run(failure(pool)))
