@@ -28,7 +28,7 @@ def train(run_dir: Path, *overrides: str, steps: int = 3, skip_sync: int = 0) ->
     env = {
         **os.environ,
         "PROBE_SKIP_SYNC": str(skip_sync),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "verl"), str(HERE)]),  # HERE: hostile_sokoban
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "verl"), str(HERE)]),  # HERE: hostile_frozen_lake
     }
     with (run_dir / "output.log").open("a") as log:
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=1400)
@@ -107,14 +107,13 @@ def test_two_ranks_with_grpo_and_the_filter(tmp_path):
 
 
 def test_an_environment_that_raises_and_hangs_costs_its_own_episodes_alone(tmp_path):
-    entry = {
-        "env_type": "hostile_sokoban:HostileSokoban",
-        "step_timeout_s": 2,
-        "env_config": {"num_boxes": 1, "raises": 0.1, "hangs": 0.05},
-    }
-    written = json.dumps(entry).replace('"', "")
-    tags = [f"es_manager.{side}.env_configs.tags=[Hostile]" for side in ("train", "val")]
-    metrics = train(tmp_path, f"+custom_envs.Hostile={written}", *tags, "trainer.val_before_train=false", steps=2)
+    """On the task that the model knows: who never gives a valid action never meets a fault."""
+    hostile = [
+        "custom_envs.FrozenLake.env_type=hostile_frozen_lake:HostileFrozenLake",
+        "+custom_envs.FrozenLake.step_timeout_s=2",
+        "+custom_envs.FrozenLake.env_config={raises: 0.1, hangs: 0.05}",
+    ]
+    metrics = train(tmp_path, *hostile, "trainer.val_before_train=false", steps=2)
     for record in metrics:
         failed = {key: value for key, value in record.items() if key.startswith("train/failed/")}
         assert 0 < record["train/failed"] < 64 and sum(failed.values()) == record["train/failed"]
