@@ -15,7 +15,7 @@ import pytest
 from ragen.env import MissingDependency
 from ragen.llm_agent.agent_proxy import LLMAgentProxy
 from ragen.llm_agent.ctx_manager import ContextConfig, ContextManager
-from ragen.llm_agent.es_manager import Episode, EnvStateManager, EpisodeTask, Split
+from ragen.llm_agent.es_manager import EnvStateManager, Episode, EpisodeTask, Split
 from ragen.llm_agent.policy import Generation
 from tests.env.tags import all_specs
 from tests.llm_agent.tokenizers_for_tests import byte_tokenizer
