@@ -25,7 +25,7 @@ from ragen.config.to_verl import (
     FIRST_TRAIN_SEED,
     RUN_SEED_STRIDE,
     group_filter,
-    max_batches,
+    groups_played,
     resolve_n_groups,
     resolve_seed,
 )
@@ -43,7 +43,6 @@ NOT_BUILT: dict[str, Any] = {
     "agent_proxy.batch_adjust_mode": "copy",
     "collapse_detection.first_turn_enabled": False,
     "collapse_detection.multi_turn_enabled": False,
-    "trainer.v1.trainer_mode": "ragen_sync",
     "reward.reward_model.enable": False,
     "reward_model.enable": None,
     "distillation.enabled": False,
@@ -92,6 +91,7 @@ DERIVED: dict[str, str] = {
     "trainer.default_local_dir": "set trainer.output_dir; checkpoints go into the run's own folder there",
     "trainer.total_epochs": "set trainer.total_training_steps",
     "trainer.use_v1": "RAGEN runs on veRL's V1 trainer",
+    "trainer.v1.sampler.sync_refill_failed_groups": "set algorithm.filter_groups",
     "trainer.v1.sampler.custom_sampler.path": "the rollout filter is RAGEN's",
     "trainer.v1.sampler.custom_sampler.name": "the rollout filter is RAGEN's",
     "reward.num_workers": "rewards come from the environments",
@@ -141,11 +141,17 @@ _AT_LEAST: dict[str, float] = {
     "trainer.test_freq": -1,
     "trainer.save_freq": -1,
     "trainer.critic_warmup": 0,
+    "trainer.v1.colocate_async.num_warmup_batches": 0,
+    "trainer.v1.separate_async.num_warmup_batches": 0,
+    "trainer.v1.separate_async.parameter_sync_step": 1,
+    "trainer.v1.sampler.max_off_policy_threshold": 1,
     "trainer.generations_to_log_to_wandb.train": 0,
     "trainer.generations_to_log_to_wandb.val": 0,
 }
 #: Those among them that need not be whole.
-_FRACTIONAL = ("lr", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_coef", "temperature")
+_FRACTIONAL = (
+    "lr", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_coef", "temperature", "num_warmup_batches",
+)  # fmt: skip
 #: Key → (lower, upper), both allowed unless stated: `>0` leaves the lower bound out.
 _WITHIN: dict[str, tuple[float, float, bool]] = {
     "actor_rollout_ref.rollout.gpu_memory_utilization": (0, 1, True),
@@ -177,6 +183,9 @@ _ONE_OF: dict[str, tuple[str, ...]] = {
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "attn_implementation": ("auto", "flash_attention_2", "flash_attention_3", "sdpa", "eager", "flex_attention"),
     "trainer.device": ("cuda", "cpu", "npu"),
+    "trainer.v1.trainer_mode": ("ragen_sync", "ragen_colocate_async", "ragen_separate_async"),
+    "trainer.v1.sampler.max_off_policy_strategy": ("drop", "wait"),
+    "algorithm.rollout_correction.rollout_is": ("auto", "token", "sequence", None),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "reward.mode": ("add", "replace"),
 }  # fmt: skip
@@ -198,7 +207,8 @@ _NAME_OR_LIST = (
 #: Keys that may be null though `base` gives them a value.
 _NULLABLE = (
     "es_manager.train.env_configs.n_groups", "es_manager.val.env_configs.n_groups", "trainer.test_freq",
-    "agent_proxy.system_prompt", "agent_proxy.stop",
+    "agent_proxy.system_prompt", "agent_proxy.stop", "algorithm.rollout_correction.rollout_is",
+    "trainer.v1.sampler.max_off_policy_threshold",
     "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", "actor_rollout_ref.actor.clip_ratio_low",
     "actor_rollout_ref.actor.clip_ratio_high",
 )  # fmt: skip
@@ -327,7 +337,7 @@ def _seeds(cfg: DictConfig) -> Iterator[Fault]:
     for name in ("train", "val"):
         if seed[name] < 0:
             yield Fault(f"seed.{name}", seed[name], "seeds are not negative", "the least is 0")
-    played = cfg.es_manager.train.env_groups * cfg.trainer.total_training_steps * max(1, max_batches(cfg))
+    played = groups_played(cfg)
     judged = cfg.es_manager.val.env_groups * cfg.trainer.validation_steps
     if seed["train"] < seed["val"] + judged and seed["val"] < seed["train"] + played:
         free = max(FIRST_TRAIN_SEED, seed["val"] + judged)
@@ -520,6 +530,39 @@ def _batches(cfg: DictConfig) -> Iterator[Fault]:
             )  # fmt: skip
 
 
+def _async(cfg: DictConfig) -> Iterator[Fault]:
+    """What the asynchronous trainer modes want, which veRL would say with an assertion after the start."""
+    mode, train, v1 = cfg.trainer.v1.trainer_mode, cfg.es_manager.train, cfg.trainer.v1
+    if mode == "ragen_sync":
+        for key in ("colocate_async.num_warmup_batches", "separate_async.num_warmup_batches"):
+            if changed(cfg, f"trainer.v1.{key}"):
+                yield Fault(f"trainer.v1.{key}", OmegaConf.select(v1, key), "ragen_sync plays nothing ahead",
+                            "set trainer.v1.trainer_mode to ragen_colocate_async")  # fmt: skip
+        return
+    if not cfg.enable_response_mask and cfg.algorithm.rollout_correction.rollout_is is not None:
+        yield Fault("enable_response_mask", False, "tokens that nobody sampled have no ratio to their sampler's",
+                    "set it to true, or algorithm.rollout_correction.rollout_is to null")  # fmt: skip
+    if mode != "ragen_separate_async":
+        return
+    rollout, sync = cfg.actor_rollout_ref.rollout, v1.separate_async.parameter_sync_step
+    if cfg.trainer.device == "cpu":
+        yield Fault("trainer.v1.trainer_mode", mode, "weights go from device to device, and this is a CPU",
+                    "set ragen_colocate_async")  # fmt: skip
+    if rollout.nnodes < 1 or not rollout.n_gpus_per_node:
+        yield Fault("actor_rollout_ref.rollout.nnodes", rollout.nnodes, "the rollout needs devices of its own",
+                    "set it and actor_rollout_ref.rollout.n_gpus_per_node to 1 or more")  # fmt: skip
+    if rollout.checkpoint_engine.backend == "naive":
+        yield Fault("actor_rollout_ref.rollout.checkpoint_engine.backend", "naive",
+                    "works between processes that share a device", "set nccl")  # fmt: skip
+    wanted = sync * cfg.actor_rollout_ref.actor.ppo_mini_batch_size
+    if train.env_groups * train.group_size != wanted:
+        yield Fault(
+            "trainer.v1.separate_async.parameter_sync_step", sync,
+            f"x ppo_mini_batch_size = {wanted} episodes, and a step has {train.env_groups * train.group_size}",
+            "make them equal: the weights are synced after so many mini-batches",
+        )  # fmt: skip
+
+
 def _parallel(cfg: DictConfig) -> Iterator[Fault]:
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     parallel, world = OmegaConf.select(cfg, key), cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
@@ -700,8 +743,8 @@ def _resume(cfg: DictConfig) -> Iterator[Fault]:
 CHECKS: list[Callable[[DictConfig], Iterator[Fault]]] = [
     _replies, _reward,
     _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
-    _env_entries, _groups, _filter, _refill, _batches, _parallel, _context, _token_budget, _model, _lora, _reference,
-    _estimator, _resume,
+    _env_entries, _groups, _filter, _refill, _batches, _async, _parallel, _context, _token_budget, _model, _lora,
+    _reference, _estimator, _resume,
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from ragen.config.devices import cuda_devices
 from ragen.config.model_facts import ModelFacts
-from ragen.config.to_verl import group_filter, resolve_n_groups, resolve_seed
+from ragen.config.to_verl import group_filter, lags, resolve_n_groups, resolve_seed
 from ragen.trainer.advantages.table import VALUE_ESTIMATORS, estimator_name
 
 __all__ = ["Phase", "memory", "plan"]
@@ -44,6 +44,7 @@ def plan(cfg: DictConfig, facts: ModelFacts, *, run: str | None = None) -> str:
         ("model", _model(cfg, facts)),
         ("play", _play(cfg)),
         ("train", _train(cfg)),
+        *_lag(cfg),
         ("tokens", _tokens(cfg, facts)),
         ("judge", _judge(cfg)),
         ("seeds", "training groups from {train}, validation groups from {val}".format(**resolve_seed(cfg.seed))),
@@ -152,11 +153,33 @@ def _train(cfg: DictConfig) -> str:
     train, groups = cfg.es_manager.train, group_filter(cfg).fixed_count(cfg.es_manager.train.env_groups)
     kept = (train.env_groups if groups is None else groups) * train.group_size
     most = "up to " if groups is None else ""
-    rounds = -(-kept // cfg.ppo_mini_batch_size)
-    epochs = cfg.actor_rollout_ref.actor.ppo_epochs
-    updates = f"{rounds} mini-batches of {cfg.ppo_mini_batch_size}" + (f" x {epochs} epochs" if epochs > 1 else "")
+    size, epochs = cfg.actor_rollout_ref.actor.ppo_mini_batch_size, cfg.actor_rollout_ref.actor.ppo_epochs
+    rounds = -(-kept // size)
+    updates = f"{rounds} mini-batches of {size}"
+    updates += f" x {epochs} epochs = {rounds * epochs} updates" if epochs > 1 else ""
     estimator = estimator_name(cfg.algorithm.adv_estimator, cfg.algorithm.bi_level_gae)
     return f"{estimator} on {most}{kept} episodes a step, {updates}, {cfg.trainer.total_training_steps} steps"
+
+
+def _lag(cfg: DictConfig) -> list[tuple[str, str]]:
+    """How far rollouts lag behind the update, and what makes the ratio of the two policies wrong."""
+    rollout, v1, correction = cfg.actor_rollout_ref.rollout, cfg.trainer.v1, cfg.algorithm.rollout_correction
+    rows = []
+    if lags(cfg):
+        mode = v1.trainer_mode
+        ahead = v1[mode.removeprefix("ragen_")].num_warmup_batches
+        weights = "token" if correction.rollout_is == "auto" else correction.rollout_is
+        weighed = f"weights per {weights} cut at {correction.rollout_is_threshold}" if weights else "no weights"
+        rows.append(("lag", f"{mode}: {ahead:g} batches played ahead, {weighed}"))
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        rows.append(
+            (
+                "caution",
+                f"top_p={rollout.top_p:g}, top_k={rollout.top_k}: the sampler's log-probs are of the tokens left over, "
+                "the actor's of all, so that ratios between them, and with them the update, are biased",
+            )
+        )
+    return rows
 
 
 def _tokens(cfg: DictConfig, facts: ModelFacts) -> str:

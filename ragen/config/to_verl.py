@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,22 @@ def max_batches(cfg: Mapping[str, Any]) -> int:
     return int(refill["max_num_gen_batches"]) if refill["enable"] else 1
 
 
+def lags(cfg: Mapping[str, Any]) -> bool:
+    """Whether what is trained on was sampled by an older policy than the one that a step begins with."""
+    return cfg["trainer"]["v1"]["trainer_mode"] != "ragen_sync"
+
+
+def groups_played(cfg: Mapping[str, Any]) -> int:
+    """The most groups that a run plays, each with a seed of its own."""
+    v1 = cfg["trainer"]["v1"]
+    steps = cfg["trainer"]["total_training_steps"] * max(1, max_batches(cfg))
+    if v1["trainer_mode"] == "ragen_sync":
+        return steps * cfg["es_manager"]["train"]["env_groups"]
+    ahead = math.ceil(v1[v1["trainer_mode"].removeprefix("ragen_")]["num_warmup_batches"])
+    # as many again where every group were dropped as stale once
+    return 2 * (steps + ahead) * cfg["es_manager"]["train"]["env_groups"]
+
+
 def resolve_model_path(model_path: str) -> str:
     """A folder or hub name; the names of the models that the project makes itself become their folder."""
     if model_path == "tiny":
@@ -188,8 +205,8 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
 
     data["train_batch_size"] = train["env_groups"]
     # the dataset is only a length: the run's rows, and the panel's
-    data["train_max_samples"] = out["trainer"]["total_training_steps"] * train["env_groups"] * max_batches(out)
-    if max_batches(out) > 1:
+    data["train_max_samples"] = groups_played({**out, "es_manager": own["es_manager"]})
+    if max_batches(out) > 1 or out["trainer"]["v1"]["trainer_mode"] != "ragen_sync":
         data["gen_batch_size"] = 1  # refills are any number of groups
     data["val_max_samples"] = val["env_groups"]
     rollout["n"] = group_size
@@ -217,6 +234,9 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
     compares = out["algorithm"]["adv_estimator"] in GROUP_ESTIMATORS and group_size > 1
     out["trainer"]["v1"]["sampler"]["sampler_kwargs"] = {**own["rollout_filter"], "min_members": 2 if compares else 1,
                                                         "max_batches": max_batches(out)}  # fmt: skip
+    correction = out["algorithm"]["rollout_correction"]
+    if correction["rollout_is"] == "auto":
+        correction["rollout_is"] = "token" if lags(out) and not correction["bypass_mode"] else None
     for key in [key for key in rollout if key.startswith(_FILTER_PREFIX)]:
         del rollout[key]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_LUCK, _SAMPLER, _SHUFFLE = 1, 2, 3  # distinct branches of the tree, so that no two streams coincide
+_LUCK, _SAMPLER, _SHUFFLE, _RESUMED = 1, 2, 3, 4  # distinct branches of the tree, so that no two streams coincide
 
 
 def _draw(*path: int) -> int:
@@ -23,6 +23,11 @@ def luck_seed(run_seed: int, group_seed: int, member: int) -> int:
 def sampler_seed(run_seed: int, group_seed: int, member: int, turn: int) -> int:
     """Seed of the engine's sampler for one reply."""
     return _draw(_SAMPLER, run_seed, group_seed, member, turn)
+
+
+def resumed_seed(seed: int, done: int) -> int:
+    """Seed of the rest of a reply that was interrupted after `done` tokens; `seed` is the reply's own."""
+    return _draw(_RESUMED, seed, done)
 
 
 def shuffle_seed(run_seed: int, group_seed: int) -> int:

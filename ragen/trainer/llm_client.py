@@ -8,25 +8,43 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from ragen.llm_agent.policy import Generation, GenerationError, Sampling
+from ragen.llm_agent.seeds import resumed_seed
 
 
 @dataclass
 class _Call:
-    """One request: the id that vLLM knows it by, and the server that took it."""
+    """One reply being sampled."""
 
-    vllm_id: str
+    prompt_tokens: int
+    vllm_id: str = ""
+    """What vLLM knows the present request by: a reply that was interrupted goes on as another request."""
     server: Any = None
+    """The server that took it."""
 
 
 _current: contextvars.ContextVar[_Call] = contextvars.ContextVar("current_call")
 
 
-class AbortableClient(LLMServerClient):
-    """veRL's client, which hides vLLM's request id and the chosen server, both needed to abort one request.
+class KnownRequests(LLMServerClient):
+    """veRL's client, which hides vLLM's request id and the chosen server, both needed to abort one request."""
+
+    def _vllm_request_id(self, request_id: str) -> str:
+        call = _current.get()
+        call.vllm_id = uuid.uuid4().hex
+        return call.vllm_id
+
+    async def _acquire_server(self, request_id: str, **extra: Any):
+        server_id, server = await super()._acquire_server(request_id, **extra)
+        _current.get().server = server
+        return server_id, server
+
+
+class AbortableClient(KnownRequests):
+    """Aborts single requests, and balances by itself.
 
     All requests of a run come from one agent proxy, so veRL's load balancer works here, in the client, and not as an
     actor: no round trip per request, and no process that takes as long to start as all of vLLM to import.
@@ -39,9 +57,6 @@ class AbortableClient(LLMServerClient):
         super().__init__(config, load_balancer_handle)
         self._balancer = GlobalRequestLoadBalancer(servers)
 
-    def _vllm_request_id(self, request_id: str) -> str:
-        return _current.get().vllm_id
-
     async def _acquire_server(self, request_id: str, **extra: Any):
         server_id, server = self._balancer.acquire_server(request_id)
         _current.get().server = server
@@ -49,6 +64,28 @@ class AbortableClient(LLMServerClient):
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         self._balancer.release_server(server_id, request_id)
+
+
+class _SeedPerPart(LLMServerClient):
+    """What veRL's resuming client calls for each part of a reply: each part draws from a stream of its own.
+
+    The engine starts a request's stream anew, so that the rest of an interrupted reply would be drawn with the very
+    numbers that its beginning was drawn with.
+    """
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **rest: Any):
+        done = len(prompt_ids) - _current.get().prompt_tokens
+        if done and sampling_params.get("seed") is not None:
+            sampling_params = {**sampling_params, "seed": resumed_seed(sampling_params["seed"], done)}
+        return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **rest)
+
+
+class ResumingClient(AbortableClient, FullyAsyncLLMServerClient, _SeedPerPart):
+    """Replies that a weight sync interrupts go on afterwards, with the new weights (`ragen_colocate_async`)."""
+
+
+class SeparateClient(KnownRequests, FullyAsyncLLMServerClient, _SeedPerPart):
+    """The same where servers come and go, which veRL's balancing actor keeps book of (`ragen_separate_async`)."""
 
 
 class VerlPolicy:
@@ -65,7 +102,7 @@ class VerlPolicy:
         self, prompt_ids: list[int], sampling: Sampling, images: list[Any] | None = None, episode: str = ""
     ) -> Generation:
         """See `Policy.generate`. `episode` keeps an episode on one server, and with it that server's prefix cache."""
-        call = _Call(uuid.uuid4().hex)
+        call = _Call(len(prompt_ids))
         _current.set(call)
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -80,10 +117,10 @@ class VerlPolicy:
             params["stop"] = list(sampling.stop)
         try:
             output = await self._client.generate(
-                episode or call.vllm_id, prompt_ids=prompt_ids, sampling_params=params, image_data=images
+                episode or uuid.uuid4().hex, prompt_ids=prompt_ids, sampling_params=params, image_data=images
             )
         except asyncio.CancelledError:
-            if call.server is not None:  # other requests keep their cache
+            if call.server is not None and call.vllm_id:  # other requests keep their cache
                 call.server.abort_request.remote(call.vllm_id, reset_prefix_cache=False)
             raise
         except Exception as error:  # Ray wraps whatever the server raised
@@ -92,6 +129,8 @@ class VerlPolicy:
             raise GenerationError("the rollout server aborted the request")
         if output.log_probs is None:
             raise GenerationError("the rollout server returned no log-probs: set rollout.calculate_log_probs=true")
+        if len(output.log_probs) != len(output.token_ids):
+            raise GenerationError(f"{len(output.log_probs)} log-probs for {len(output.token_ids)} tokens came back")
         fields = output.extra_fields
         versions = (int(fields.get("min_global_steps") or 0), int(fields.get("max_global_steps") or 0))
         return Generation(list(output.token_ids), list(output.log_probs), versions)

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -76,7 +76,7 @@ class RagenAgentLoopManager:
         #: Names the wording of the run's prompts, see `ragen.llm_agent.prompt_hash`.
         self.prompt_hash = record_prompts(own.run_dir, settings) if own.run_dir else prompt_hash(settings)
         self._shuffle_rewards = bool(own.shuffle_group_rewards)
-        self._groups: list[Future] = []
+        self._groups: dict[str, Future] = {}  # by uid
         self._bar: RolloutBar | None = None
 
     @classmethod
@@ -90,7 +90,7 @@ class RagenAgentLoopManager:
     # --- training ---------------------------------------------------------------------------------
 
     def generate_sequences(self, batch) -> None:
-        """Start the groups of one step and return at once; see `take` for their episodes.
+        """Start groups and return at once; see `take` for their episodes.
 
         Args:
             batch: TensorDict with `row` and `uid` per group and `global_steps`.
@@ -102,30 +102,34 @@ class RagenAgentLoopManager:
         if self._bar is not None:  # the step's further groups, where the filter kept too few
             self._bar.close()
         self._bar = RolloutBar(f"step {step} rollout", total, proxy)
-        self._groups.extend(self._submit(self._group(int(row), uid, step)) for row, uid in zip(rows, uids, strict=True))
+        for row, uid in zip(rows, uids, strict=True):
+            self._groups[uid] = self._submit(self._group(int(row), uid, step))
 
-    def take(self) -> list[Trajectory]:
-        """Every episode started since the last call, failed ones included; waits for those still running."""
-        groups, self._groups = self._groups, []
-        trajectories = [trajectory for group in groups for trajectory in group.result()]
+    def take(self, uids: Collection[str]) -> list[Trajectory]:
+        """Every episode of the groups `uids`, failed ones included, in the order in which the groups were started.
+
+        Waits for those still running. A group that an earlier process played, before a resume, is not known here.
+        """
+        taken = [self._groups.pop(uid) for uid in list(self._groups) if uid in uids]
+        trajectories = [trajectory for group in taken for trajectory in group.result()]
         if self._bar is not None:
             self._bar.close()
         return trajectories
 
     def raise_if_broken(self) -> None:
         """Raise what a group raised: a fault of ours, never of an environment or a generation."""
-        for group in self._groups:
+        for group in self._groups.values():
             if group.done() and group.exception() is not None:
                 raise group.exception()
 
     def abandon(self) -> None:
         """Cancel every running episode: its reply is aborted in the engine, its environment given back."""
-        running = [group for group in self._groups if not group.done()]
+        running = [group for group in self._groups.values() if not group.done()]
         for group in running:
             group.cancel()
         if running:
             self._submit(_settle(self._loop)).result(CANCEL_GRACE_S)
-        self._groups = []
+        self._groups = {}
         if self._bar is not None:
             self._bar.close()
 

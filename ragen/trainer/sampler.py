@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from ragen.trainer.rollout_filter import GroupFilter, Member, group_score, select_groups
 
@@ -24,8 +24,12 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 
 
-class RagenReplayBuffer(ReplayBuffer):
-    """The sync replay buffer with a rollout filter.
+class RagenReplayBuffer(ReplayBufferAsync):
+    """veRL's replay buffer with a rollout filter.
+
+    It is the asynchronous one in every mode: a synchronous step has no group of an earlier one in it, so that nothing
+    is stale there. What is older than `max_off_policy_threshold` steps is dropped and replaced, or waited for, as veRL
+    does. A group without a usable episode is not replaced: where an environment is broken, that would never end.
 
     `trainer.v1.sampler.sampler_kwargs` carries the keys `rollout_filter_*` without their prefix, `min_members`, the
     least number of usable episodes of a group, and `max_batches`, how many batches a step may play to fill one (1: no
@@ -38,6 +42,12 @@ class RagenReplayBuffer(ReplayBuffer):
         self.before_poll: Callable[[], None] = lambda: None
         self.group_filter = GroupFilter.from_keys(self.sampler_kwargs)
         self.kept_share = 1.0
+        self._left: set[str] = set()
+
+    def take_left(self) -> set[str]:
+        """The groups that have left the buffer since the last call, chosen or dropped as stale."""
+        left, self._left = self._left, set()
+        return left
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """Wait until `batch_size` groups ended and return the episodes of those that the filter keeps.
@@ -50,11 +60,12 @@ class RagenReplayBuffer(ReplayBuffer):
             update) and the filter's metrics.
         """
         tally, keys, tags = _Tally(), [], []
+        metrics: dict = {}
         played, wanted = 0, batch_size
         while wanted:
             if played:
                 self.refill_fn(wanted)
-            chosen = self._filter(self._wait(partition_id, wanted), tally)
+            chosen = self._filter(self._wait(global_steps, partition_id, wanted, metrics), tally)
             keys += chosen.keys
             tags += chosen.tags
             played += wanted
@@ -64,20 +75,30 @@ class RagenReplayBuffer(ReplayBuffer):
                     logger.warning("%d of %d groups kept after %d were played", sum(tally.kept), batch_size, played)
                 break
         self.kept_share = sum(tally.kept) / played
-        metrics = {"rollout/groups_played": float(played), **tally.metrics()}
+        metrics |= {"rollout/groups_played": float(played), **tally.metrics()}
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), metrics
 
-    def _wait(self, partition_id: str, count: int) -> KVBatchMeta:
-        """The episodes of `count` groups, once so many have ended."""
-        while True:
-            self.before_poll()
-            self._sync_metadata_from_transfer_queue()
-            ended = self.finished_keys[partition_id] | self.failure_keys[partition_id]
-            if len(ended) >= count:
-                break
-            time.sleep(self.poll_interval)
+    def _wait(self, global_steps: int, partition_id: str, count: int, metrics: dict) -> KVBatchMeta:
+        """The episodes of `count` groups, the oldest of those that have ended, once so many have."""
+        self.before_poll()
+        ended, evicted = self.wait_for_sampleable(global_steps, partition_id, count)
+        metrics.update(evicted)
         uids, partition, _ = self._select_prompt_uids(partition_id, ended, count)
+        self._left.update(uids)
         return self._materialize_batch(partition_id, uids, partition)
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str):
+        """Groups that are too old, and no others: see the class."""
+        return self._stale_terminal_keys(global_steps, partition_id), set(), set(), Counter()
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        super()._clear_groups(partition_id, uids)
+        self._left.update(uids)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        time.sleep(self.poll_interval)
+        self.before_poll()
+        return last_debug_time
 
     def _filter(self, batch: KVBatchMeta, tally: _Tally) -> KVBatchMeta:
         """The episodes of the groups that are kept; the others leave TransferQueue."""

@@ -11,7 +11,7 @@ from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.logging_utils import configure_verl_logging
 
-import ragen.trainer.trainer  # noqa: F401  registers `ragen_sync`
+import ragen.trainer.trainer  # noqa: F401  registers `ragen_*`
 from ragen.trainer.run_logger import mark_finished
 from ragen.trainer.stop import StopTraining
 

@@ -18,13 +18,15 @@ import transfer_queue as tq
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer import run_logger
 from ragen.trainer.advantage_phase import AdvantagePhase
-from ragen.trainer.llm_client import AbortableClient
+from ragen.trainer.llm_client import AbortableClient, ResumingClient, SeparateClient
 from ragen.trainer.metrics import episode_metrics, failure_summary, log_prob_difference, successes
 from ragen.trainer.panels import Panels
 from ragen.trainer.startup import say
@@ -44,6 +46,8 @@ class RagenTrainerMixin(AdvantagePhase):
     """
 
     verl_mode: str
+    #: How replies are asked for; the asynchronous modes interrupt them.
+    client_cls: type[AbortableClient] = AbortableClient
 
     def __init__(self, config):
         with open_dict(config):
@@ -72,7 +76,7 @@ class RagenTrainerMixin(AdvantagePhase):
         manager = self.llm_server_manager
         ray.kill(manager.global_load_balancer)
         servers = dict(zip(manager.server_addresses, manager.server_handles, strict=True))
-        return manager.get_client(client_cls=AbortableClient, servers=servers)
+        return manager.get_client(client_cls=self.client_cls, servers=servers)
 
     @property
     def logger(self):
@@ -88,12 +92,12 @@ class RagenTrainerMixin(AdvantagePhase):
     def on_step_begin(self):
         """Between two steps is where a run can stop."""
         super().on_step_begin()
+        self._episodes: list[Trajectory] = []
         if self._stop_requested():
             self._save_and_stop()
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         """veRL's `_step_once` with the update left out where the filter kept nothing: its balancing needs a batch."""
-        self._episodes: list[Trajectory] = []
         self._sampled_metrics: dict[str, float] = {}
         try:
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
@@ -112,16 +116,15 @@ class RagenTrainerMixin(AdvantagePhase):
         return batch
 
     def on_sample_end(self):
-        """The step's groups have ended: gather the episodes, failed ones included."""
+        """Groups have ended and left the replay buffer: gather their episodes, failed ones included."""
         super().on_sample_end()
-        self._episodes = self.agent_loop_manager.take()
+        episodes = self.agent_loop_manager.take(self.replay_buffer.take_left())
+        self._episodes += episodes  # a step of separate_async samples several times
         self._sampled_metrics = {
             f"train/{key}": value
-            for key, value in episode_metrics(
-                self._episodes, group_size=self.agent_loop_manager.group_size("train")
-            ).items()
+            for key, value in episode_metrics(episodes, group_size=self.agent_loop_manager.group_size("train")).items()
         } | self.agent_loop_manager.counters()
-        if failures := failure_summary(self._episodes):
+        if failures := failure_summary(episodes):
             logger.warning("step %d: episodes failed: %s", self.global_steps, failures)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
@@ -252,3 +255,25 @@ class RagenTrainerSync(RagenTrainerMixin, PPOTrainerSync):
     """Synchronous PPO/GRPO: rollout and update take turns on the same devices."""
 
     verl_mode = "sync"
+
+
+@register_trainer("ragen_colocate_async")
+class RagenTrainerColocateAsync(RagenTrainerMixin, PPOTrainerColocateAsync):
+    """Rollout and update take turns on the same devices, but no step waits for its slowest episodes.
+
+    Batches are played ahead; a step trains on the first groups that end, and the others go on after the weight sync.
+    """
+
+    verl_mode = "colocate_async"
+    client_cls = ResumingClient
+
+
+@register_trainer("ragen_separate_async")
+class RagenTrainerSeparateAsync(RagenTrainerMixin, PPOTrainerSeparateAsync):
+    """Rollout and update at the same time, each on devices of its own."""
+
+    verl_mode = "separate_async"
+
+    def get_llm_client(self):
+        """Of the servers apart from the trainer; their balancing actor stays, since the trainer's own come and go."""
+        return self.standalone_server_manager.get_client(client_cls=SeparateClient)

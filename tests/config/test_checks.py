@@ -311,3 +311,43 @@ def test_off_values_of_unbuilt_features_are_accepted(quickstart: Quickstart):
     ]
 
     assert faults(quickstart(*overrides)) == []
+
+
+SEPARATE = (
+    "trainer.v1.trainer_mode=ragen_separate_async", "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", "trainer.v1.separate_async.parameter_sync_step=4",
+    "ppo_mini_batch_size=32", "actor_rollout_ref.rollout.rollout_filter_ratio=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["ragen_sync", "ragen_colocate_async"])
+def test_both_colocated_modes_run_on_a_cpu(quickstart: Quickstart, mode: str):
+    assert faults(quickstart(f"trainer.v1.trainer_mode={mode}")) == []
+
+
+def test_an_unknown_trainer_mode_names_the_known(quickstart: Quickstart):
+    [fault] = faults(quickstart("trainer.v1.trainer_mode=colocate_async"))
+    assert fault == "trainer.v1.trainer_mode=colocate_async: unknown; did you mean ragen_colocate_async?"
+
+
+def test_separate_rollouts_need_devices_and_whole_syncs(two_gpus: None):
+    assert faults(load("base", SEPARATE)) == []
+    found = faults(load("base", [*SEPARATE[:1], *SEPARATE[4:]]))
+    assert [fault.split("=")[0] for fault in found] == [
+        "actor_rollout_ref.rollout.nnodes", "actor_rollout_ref.rollout.checkpoint_engine.backend",
+    ]  # fmt: skip
+    [fault] = faults(load("base", [*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=3"]))
+    assert "x ppo_mini_batch_size = 96 episodes, and a step has 128" in fault
+
+
+def test_separate_rollouts_are_refused_on_a_cpu(quickstart: Quickstart):
+    [fault] = faults(quickstart(*SEPARATE))
+    assert "this is a CPU; set ragen_colocate_async" in fault
+
+
+def test_weights_need_sampled_tokens(quickstart: Quickstart):
+    asynchronous = "trainer.v1.trainer_mode=ragen_colocate_async"
+    [fault] = faults(quickstart(asynchronous, "enable_response_mask=false"))
+    assert fault.startswith("enable_response_mask=false: tokens that nobody sampled")
+    unweighted = "algorithm.rollout_correction.rollout_is=null"
+    assert faults(quickstart(asynchronous, "enable_response_mask=false", unweighted)) == []

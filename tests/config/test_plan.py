@@ -77,3 +77,19 @@ def test_plan_says_when_memory_is_short(quickstart: Quickstart):
     facts = ModelFacts(parameters=10**13, hidden=1, layers=1, vocabulary=1, cache_per_token=1)
 
     assert "more than there is" in plan(quickstart(), facts)
+
+
+def test_plan_counts_updates_and_says_what_lags(quickstart: Quickstart):
+    overrides = "actor_rollout_ref.actor.ppo_epochs=2", "trainer.v1.trainer_mode=ragen_colocate_async"
+    text = plan(quickstart(*overrides), ModelFacts())
+
+    assert "4 mini-batches of 32 x 2 epochs = 8 updates" in text
+    assert "ragen_colocate_async: 1 batches played ahead, weights per token cut at 2.0" in text
+    assert "caution" not in text
+
+
+def test_plan_warns_of_a_truncated_sampler(quickstart: Quickstart):
+    text = plan(quickstart("actor_rollout_ref.rollout.top_p=0.9"), ModelFacts())
+
+    assert "caution top_p=0.9, top_k=-1: the sampler's log-probs are of the tokens left over" in text
+    assert "\nlag" not in text

@@ -172,3 +172,11 @@ def test_attention_falls_back_where_flash_attention_is_missing(monkeypatch: pyte
     assert resolve_attention("auto", "cuda") == "flash_attention_2"
     assert resolve_attention("auto", "cpu") == "sdpa"
     assert resolve_attention("eager", "cuda") == "eager"
+
+
+def test_what_lags_is_weighted_and_has_seeds_enough(quickstart: Quickstart):
+    out = to_verl(quickstart())
+    assert out.algorithm.rollout_correction.rollout_is is None and out.data.train_max_samples == 30 * 8
+    out = to_verl(quickstart("trainer.v1.trainer_mode=ragen_colocate_async"))
+    assert out.algorithm.rollout_correction.rollout_is == "token" and out.data.gen_batch_size == 1
+    assert out.data.train_max_samples == 2 * (30 + 1) * 8  # one batch ahead; each group dropped once as stale

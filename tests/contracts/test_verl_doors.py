@@ -62,6 +62,8 @@ SIGNATURES = {
         "image_data",
     ],
     "verl.workers.rollout.llm_server:LLMServerClient._vllm_request_id": ["request_id"],
+    "verl.workers.rollout.llm_server:LLMServerClient._acquire_server": ["request_id"],
+    "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient": ["config", "load_balancer_handle"],
     "verl.workers.rollout.llm_server:LLMServerManager.get_client": ["client_cls"],
     "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.abort_request": ["request_id"],
     "verl.utils.tensordict_utils:list_of_dict_to_tensordict": ["list_of_dicts"],
@@ -70,6 +72,13 @@ SIGNATURES = {
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._sync_metadata_from_transfer_queue": [],
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._clear_groups": ["partition_id", "uids"],
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._terminal_eviction_reasons": ["global_steps", "partition_id"],
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.wait_for_sampleable": [
+        "global_steps",
+        "partition_id",
+        "target_count",
+    ],
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync._stale_terminal_keys": ["global_steps", "partition_id"],
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll": ["partition_id", "last_debug_time"],
     # algorithms
     "verl.trainer.ppo.core_algos:register_adv_est": ["name_or_enum"],
     "verl.trainer.ppo.core_algos:compute_gae_advantage_return": [
@@ -196,6 +205,11 @@ PROMISES = {
         '"response_mask"',
         '"config"',
         '"index"',
+    ],
+    # a reply that was aborted goes on with what it has as part of the prompt, through the next class's `generate`
+    "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient.generate": [
+        "await super().generate(",
+        "prompt_ids=prompt_ids + final_output.token_ids",
     ],
     "verl.trainer.ppo.utils:create_rl_dataset": ["data_files=", "tokenizer=", "processor=", "config=", "max_samples="],
     # sampling parameters reach vLLM; `stop` and `length` come back alike

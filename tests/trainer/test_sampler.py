@@ -2,6 +2,7 @@
 
 import pytest
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import replay_buffer
 
 from ragen.trainer import sampler
 from ragen.trainer.rollout_filter import SECOND
@@ -17,7 +18,7 @@ def cleared(monkeypatch):
     return keys
 
 
-def buffer(refill_fn=None, **changed) -> RagenReplayBuffer:
+def buffer(refill_fn=None, threshold=None, **changed) -> RagenReplayBuffer:
     settings = {
         "ratio": 0.25,
         "type": "std",
@@ -30,7 +31,7 @@ def buffer(refill_fn=None, **changed) -> RagenReplayBuffer:
     return RagenReplayBuffer(
         trainer_mode="sync",
         trainer_config={},
-        max_off_policy_threshold=None,
+        max_off_policy_threshold=threshold,
         max_off_policy_strategy="drop",
         sampler_kwargs=settings,
         refill_fn=refill_fn,
@@ -119,7 +120,7 @@ class Played:
         self.waves, self.asked = list(waves), []
         monkeypatch.setattr(own, "_wait", self._wait)
 
-    def _wait(self, partition_id, count):
+    def _wait(self, global_steps, partition_id, count, metrics):
         self.asked.append(count)
         wave = self.waves.pop(0)
         assert len(wave) == count
@@ -156,6 +157,69 @@ def test_refills_stop_at_their_limit(cleared, monkeypatch, caplog):
     chosen, metrics = own.sample(1, "train", 3)
     assert refills == [2] and {key.split("_")[0] for key in chosen.keys} == {"a"}  # 5 played, 2 more would be 7 > 6
     assert "1 of 3 groups kept after 5 were played" in caplog.text
+
+
+# --- groups of several steps in the buffer ------------------------------------------------------------------------
+
+
+class Queue:
+    """TransferQueue's tags: groups `uid: (status, step)`, a sample each where the group has ended."""
+
+    def __init__(self, monkeypatch, groups: dict[str, tuple[str, int]]):
+        self.tags: dict[str, dict] = {}
+        for number, (uid, (status, step)) in enumerate(groups.items()):
+            self.tags[uid] = {"is_prompt": True, "status": status, "global_steps": step}
+            if status == "finished":
+                self.tags[f"{uid}_0_0"] = {
+                    "episode_return": 1.0, "episode_entropy": 1.0, "episode_length": 1, "env_group": number,
+                }  # fmt: skip
+        for module in (sampler.tq, replay_buffer.tq):
+            monkeypatch.setattr(module, "kv_list", lambda: {"train": dict(self.tags)})
+            monkeypatch.setattr(module, "kv_clear", self.clear)
+
+    def clear(self, keys, partition_id):
+        for key in keys:
+            self.tags.pop(key, None)
+
+
+def test_the_oldest_groups_that_ended_are_trained_on_and_the_others_stay(monkeypatch):
+    queue = Queue(monkeypatch, {"new": ("finished", 3), "old": ("finished", 2), "slow": ("running", 2)})
+    own = buffer(ratio=1)
+    chosen, _ = own.sample(3, "train", 1)
+    assert chosen.keys == ["old_0_0"] and {"new", "slow", "new_0_0"} <= set(queue.tags)
+    assert own.take_left() == {"old"} and own.take_left() == set()
+
+
+def test_a_group_that_is_too_old_is_dropped_and_replaced(monkeypatch):
+    queue = Queue(monkeypatch, {"stale": ("finished", 1), "fresh": ("finished", 3)})
+    refills = []
+    own = buffer(refills.append, ratio=1, threshold=2)
+    chosen, metrics = own.sample(3, "train", 1)  # 3 - 1 + 1 = 3 versions > 2
+    assert chosen.keys == ["fresh_0_0"] and refills == [1] and "stale_0_0" not in queue.tags
+    assert metrics["training/off_policy/evicted_samples"] == 1
+    assert own.take_left() == {"stale", "fresh"}
+
+
+def test_a_group_that_failed_counts_as_played_and_is_not_replaced(monkeypatch):
+    Queue(monkeypatch, {"broken": ("failure", 1)})
+    refills = []
+    chosen, metrics = buffer(refills.append, ratio=1).sample(1, "train", 1)
+    assert chosen.keys == [] and refills == [] and metrics["rollout/groups_played"] == 1
+
+
+def test_the_trainer_is_asked_between_two_looks(monkeypatch):
+    queue = Queue(monkeypatch, {"late": ("running", 1)})
+    own = buffer(ratio=1)
+    looks = []
+
+    def between():
+        looks.append(1)
+        if len(looks) == 3:
+            queue.tags["late"]["status"] = "failure"
+
+    own.before_poll, own.poll_interval = between, 0
+    own.sample(1, "train", 1)
+    assert len(looks) == 3
 
 
 def test_wrong_settings_stop_the_start():
