@@ -29,6 +29,7 @@ from ragen.config.to_verl import (
     resolve_n_groups,
     resolve_seed,
 )
+from ragen.llm_agent.contexts import HISTORY_THINKING, OVERFLOWS, WINDOW_MODES
 from ragen.smollm import NEEDS as SMOLLM_NEEDS
 from ragen.trainer.advantages.table import ESTIMATORS, GROUP_ESTIMATORS, VALUE_ESTIMATORS, estimator_name, supported
 
@@ -37,9 +38,6 @@ __all__ = ["CHECKS", "DERIVED", "NOT_BUILT", "check"]
 #: Key → the one value that is built; anything else is refused.
 NOT_BUILT: dict[str, Any] = {
     "actor_rollout_ref.rollout.name": "vllm",
-    "agent_proxy.max_context_window": -1,
-    "agent_proxy.context_window_mode": "full",
-    "agent_proxy.history_thinking": "all",
     "agent_proxy.batch_adjust_mode": "copy",
     "collapse_detection.first_turn_enabled": False,
     "collapse_detection.multi_turn_enabled": False,
@@ -170,6 +168,9 @@ _WITHIN: dict[str, tuple[float, float, bool]] = {
 }
 _ONE_OF: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ESTIMATORS,
+    "agent_proxy.context_window_mode": WINDOW_MODES,
+    "agent_proxy.context_overflow": OVERFLOWS,
+    "agent_proxy.history_thinking": HISTORY_THINKING,
     "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
     "critic.strategy": ("fsdp", "fsdp2"),
     "actor_rollout_ref.actor.filter_loss_scaling": ("none", "linear", "sqrt"),
@@ -588,7 +589,7 @@ def _context(cfg: DictConfig) -> Iterator[Fault]:
         yield Fault(
             "actor_rollout_ref.rollout.max_model_len", length,
             f"the first turn cannot fit: about {prompt} tokens of prompt and {reply} of reply",
-            f"set it to {_round_up(prompt + reply * cfg.agent_proxy.max_turn, 256)} or so",
+            f"set it to {_round_up(prompt + reply * _turns_read(cfg), 256)} or so",
         )  # fmt: skip
     positions = ModelFacts.of(cfg).max_positions
     if positions is not None and length > positions:
@@ -601,6 +602,23 @@ def _context(cfg: DictConfig) -> Iterator[Fault]:
             "actor_rollout_ref.rollout.max_num_batched_tokens", rollout.max_num_batched_tokens,
             "smaller than max_model_len without chunked prefill", f"set it to {length}",
         )  # fmt: skip
+
+
+def _windows(cfg: DictConfig) -> Iterator[Fault]:
+    """Keys of the context that the chosen mode does not read, or that it needs."""
+    proxy = cfg.agent_proxy
+    mode, window = proxy.context_window_mode, proxy.max_context_window
+    key = "agent_proxy.max_context_window"
+    if mode == "limited_multi_turn" and window < 1:
+        yield Fault(key, window, "limited_multi_turn keeps at least one earlier turn",
+                    "set it to the number of turns to keep, or context_window_mode to full or single_turn")  # fmt: skip
+    elif mode != "limited_multi_turn" and window != -1:
+        yield Fault(key, window, f"context_window_mode={mode} does not read it",
+                    "set agent_proxy.context_window_mode=limited_multi_turn")  # fmt: skip
+    if mode == "single_turn":
+        for name in ("context_overflow", "history_thinking"):
+            if changed(cfg, f"agent_proxy.{name}"):
+                yield Fault(f"agent_proxy.{name}", proxy[name], "single_turn shows no earlier turn", "leave it out")
 
 
 def _token_budget(cfg: DictConfig) -> Iterator[Fault]:
@@ -743,12 +761,19 @@ def _resume(cfg: DictConfig) -> Iterator[Fault]:
 CHECKS: list[Callable[[DictConfig], Iterator[Fault]]] = [
     _replies, _reward,
     _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
-    _env_entries, _groups, _filter, _refill, _batches, _async, _parallel, _context, _token_budget, _model, _lora,
-    _reference, _estimator, _resume,
+    _env_entries, _groups, _filter, _refill, _batches, _async, _parallel, _context, _windows, _token_budget, _model,
+    _lora, _reference, _estimator, _resume,
 ]  # fmt: skip
 
 
 # --- words -------------------------------------------------------------------------------------------------------
+
+
+def _turns_read(cfg: DictConfig) -> int:
+    """Turns that a context holds at most, the present one included."""
+    proxy = cfg.agent_proxy
+    window = {"single_turn": 1, "limited_multi_turn": 1 + proxy.max_context_window}
+    return min(proxy.max_turn, max(1, window.get(proxy.context_window_mode, proxy.max_turn)))
 
 
 def _micro(cfg: DictConfig, key: str) -> int:

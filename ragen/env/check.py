@@ -173,12 +173,12 @@ def read_config(config_name: str = "base", config_dir: str | None = None) -> tup
 
     cfg = load(config_name, (), config_dir)
     proxy, rollout = cfg.agent_proxy, cfg.actor_rollout_ref.rollout
-    whole = proxy.context_window_mode == "full" and proxy.max_context_window < 0
+    held = {"limited_multi_turn": 1 + proxy.max_context_window, "single_turn": 1}.get(proxy.context_window_mode, -1)
     limits = Limits(
         max_model_len=rollout.max_model_len,
         response_length=rollout.response_length,
         max_turn=proxy.max_turn,
-        turns_seen=-1 if whole else max(1, proxy.max_context_window),
+        turns_seen=1 if proxy.context_overflow == "drop_oldest" else held,
         action_sep=proxy.action_sep,
     )
     return OmegaConf.to_container(cfg.custom_envs, resolve=True), limits

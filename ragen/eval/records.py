@@ -73,6 +73,10 @@ class EpisodeRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     turn_rewards: Annotated[list[float], Meta(description="K rewards, the same as in `turns`.")]
     episode_return: float = msgspec.field(name="return")
     """The sum of `turn_rewards`."""
+    context_starts: Annotated[
+        list[Whole] | None,
+        Meta(description="K: index of the token at which the context of each reply begins. From 3; before, all 0."),
+    ] = None
     token_ids: Annotated[list[Whole], Meta(description="T ids: everything that the policy read and wrote.")]
     policy_mask: Annotated[list[Literal[0, 1]], Meta(description="T: 1 where the policy sampled the token.")]
     turn_ids: Annotated[list[Whole], Meta(description="T: the turn that read or wrote the token.")]
@@ -215,7 +219,7 @@ def _record(line: bytes, number: int, where: str) -> Record:
     if version not in READABLE_VERSIONS:
         raise RecordError(
             f"{where}: schema_version {version!r} cannot be read; this release writes {SCHEMA_VERSION} and reads "
-            f"{' and '.join(map(str, READABLE_VERSIONS))}"
+            f"{', '.join(map(str, READABLE_VERSIONS))}"
         )
     try:
         msgspec.convert(record, EpisodeRecord)

@@ -5,10 +5,11 @@
 
 `messages` (the default): one row an episode, a column `messages` of {role, content} as chat templates and veRL's SFT
 trainer take them. The messages are read off the recorded tokens and rendered again through the model's template; an
-episode whose tokens do not come back exactly is refused, never approximated.
+episode whose tokens do not come back exactly, or that was played in more than one context, is refused, never
+approximated.
 
-`prompt_response`: one row a turn: `prompt`, everything that the policy had read and written, control tokens included,
-and `response`, its reply. Tokenise both without adding special tokens.
+`prompt_response`: one row a turn: `prompt`, the context that the policy replied to, control tokens included, and
+`response`, its reply. Tokenise both without adding special tokens.
 
 Either has the columns tag, seed, member, step, success and return beside it.
 """
@@ -98,6 +99,10 @@ class ChatReader:
             SftError: the tokens are no chat of this template, for instance because it rewrites earlier turns.
         """
         where = f"{trajectory.tag} seed {trajectory.seed} member {trajectory.member}"
+        if trajectory.context_starts.any():
+            raise SftError(
+                f"{where}: played in more than one context, which is no one chat; use --form prompt_response"
+            )
         contexts, replies = self.texts(trajectory)
         pieces = self._pieces
         messages = self._first_messages(contexts[0])
@@ -123,7 +128,7 @@ class ChatReader:
         return messages
 
     def texts(self, trajectory: Trajectory) -> tuple[list[str], list[str]]:
-        """(contexts, replies) of the K turns, decoded with their control tokens."""
+        """What was written for the policy to read, and the replies, of the K turns; decoded with control tokens."""
         ids, mask, turns = trajectory.token_ids, trajectory.policy_mask, trajectory.turn_ids
         contexts, replies = [], []
         for k in range(trajectory.num_turns):
@@ -187,9 +192,11 @@ def message_rows(records: Iterable[Record], reader: ChatReader) -> Iterator[Row]
 def prompt_response_rows(records: Iterable[Record], reader: ChatReader) -> Iterator[Row]:
     """One row a turn."""
     for record in records:
+        starts = record.trajectory.context_starts
         prompt = ""
         for turn, (context, reply) in enumerate(zip(*reader.texts(record.trajectory), strict=True)):
-            prompt += context
+            grew = turn and starts[turn] == starts[turn - 1]
+            prompt = prompt + context if grew else context
             yield {"prompt": prompt, "response": reply, "turn": turn, **_about(record)}
             prompt += reply
 

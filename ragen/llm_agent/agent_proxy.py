@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.env.isolation import EnvCrashed, EnvError, EnvTimeout
+from ragen.llm_agent.contexts import EpisodeContext
 from ragen.llm_agent.ctx_manager import ContextManager
 from ragen.llm_agent.es_manager import EnvStateManager, Episode, EpisodeTask, TurnOutcome
 from ragen.llm_agent.policy import Generation, GenerationError, GenerationTimeout, Policy
@@ -141,12 +142,13 @@ class LLMAgentProxy:
         run.episode = episode
         await episode.start()
         policy = self.policy.bind(episode) if hasattr(self.policy, "bind") else self.policy
-        run.tokens.add_context(
-            self.ctx.initial_ids(episode.description, episode.observation, max_actions=episode.actions_left)
-        )
+        reply_limit = episode.spec.max_tokens or config.response_length
+        context = EpisodeContext(self.ctx, episode.description, reply_limit)
+        context.begin_turn(episode.observation, episode.actions_left)
         for turn in range(config.max_turn):
+            prompt = context.ids()
             sampling = self.ctx.sampling(
-                len(run.tokens),
+                len(prompt),
                 tag_limit=episode.spec.max_tokens,
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,
@@ -155,9 +157,11 @@ class LLMAgentProxy:
             )
             if sampling is None:
                 return run.end("context")
+            run.tokens.read(prompt)
             observation = episode.observation
             generation = await self._generate(policy, run, sampling)
             run.add_reply(generation)
+            context.add_reply(generation.token_ids)
             text, parsed = self.ctx.parse(generation.token_ids)
             outcome = await episode.step(parsed, config.max_actions_per_turn)
             run.add_turn(observation, text, outcome)
@@ -168,9 +172,10 @@ class LLMAgentProxy:
             if turn + 1 == config.max_turn:
                 return run.end("max_turn")
             run.tokens.next_turn()
-            run.tokens.add_context(
-                self.ctx.suffix_ids(
-                    generation.token_ids,
+            context.begin_turn(
+                outcome.observation,
+                episode.actions_left,
+                self.ctx.suffix_text(
                     outcome.observation,
                     turn=turn + 1,
                     reward=outcome.env_reward + outcome.penalty,
@@ -178,13 +183,13 @@ class LLMAgentProxy:
                     notes=outcome.notes,
                     results=tuple(zip(outcome.executed, outcome.observations, strict=True)),
                     tools=episode.description.tools,
-                )
+                ),
             )
 
     async def _generate(self, policy: Policy, run: _EpisodeRun, sampling: Any) -> Generation:
         task = run.task
         call = policy.generate(
-            list(run.tokens.token_ids), sampling, episode=f"{task.tag}-{task.seed}-{task.member}-{id(run):x}"
+            run.tokens.context, sampling, episode=f"{task.tag}-{task.seed}-{task.member}-{id(run):x}"
         )
         try:
             generation = await asyncio.wait_for(call, self.generation_timeout_s)

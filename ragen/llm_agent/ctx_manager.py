@@ -1,8 +1,8 @@
 """The context manager: owns text and tokens.
 
-It writes the first prompt from the environment *as configured*, the suffix that follows each reply, and parses
-replies (`replies.py`). Suffixes come from rendering the model's actual chat template, never from its name, and are
-tokenised once: token in, token out.
+It writes the first prompt from the environment *as configured*, the suffix that follows each reply, and parses replies
+(`replies.py`). Which of them a turn's context holds is `contexts.py`'s affair. Suffixes come from rendering the model's
+actual chat template, never from its name, and are tokenised once: token in, token out.
 
 Tools (`agent_proxy.parser: tool_call`) go the way that the template offers, found by rendering it: their schemas into
 its `tools`, results into messages of the role `tool`. A template that shows no tools gets them in the first message's
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ from ragen.env.isolation import EnvDescription
 from ragen.env.tools import read_call, tool
 from ragen.llm_agent.policy import Sampling
 from ragen.llm_agent.replies import PARSERS, ParsedReply, register_parser, reply_format
-from ragen.llm_agent.trajectory import TrainingSample, Trajectory, full_sample
+from ragen.llm_agent.trajectory import TrainingSample, Trajectory, samples_of
 from ragen.llm_agent.wording import Wording
 
 __all__ = ["PARSERS", "PLAIN_TEMPLATE", "ContextConfig", "ContextManager", "ParsedReply", "register_parser"]
@@ -68,6 +69,14 @@ class ContextConfig:
     enable_response_mask: bool = True
     parser: str = "think_answer"
     """A name of `ragen.llm_agent.replies.PARSERS`, or `module:Class`."""
+    context_window_mode: str = "full"
+    """full, limited_multi_turn or single_turn: see `EpisodeContext`."""
+    max_context_window: int = -1
+    """Earlier turns that a context holds at most, in mode limited_multi_turn."""
+    context_overflow: str = "end"
+    """end: an episode whose context leaves no room for a reply is over; drop_oldest: its oldest turns leave."""
+    history_thinking: str = "all"
+    """Which earlier replies keep their thoughts: all, the last or none."""
     think_tag: str = "think"
     answer_tag: str = "answer"
     """Names of the tags, without brackets."""
@@ -99,21 +108,34 @@ class ContextManager:
         config: lengths, limits and format.
 
     Raises:
-        ValueError: an unknown parser.
+        ValueError: an unknown parser, or a window of no turns.
     """
 
     def __init__(self, tokenizer: Any, config: ContextConfig):
         self.tokenizer, self.config = tokenizer, config
         self.template = tokenizer.chat_template or PLAIN_TEMPLATE
         self.format = reply_format(config.parser)
+        if config.context_window_mode == "limited_multi_turn" and config.max_context_window < 1:
+            raise ValueError(
+                f"agent_proxy.max_context_window={config.max_context_window}: limited_multi_turn needs at least 1"
+            )
         opening = self._render([{"role": "user", "content": "x"}]).rstrip()
         prefill = f"<{config.think_tag}>"
-        self._prefilled = prefill if config.enable_think and opening.endswith(prefill) else ""
+        #: What the template opens a reply with, and what of it the reply format wants to see.
+        self._opened = prefill if opening.endswith(prefill) else ""
+        self._prefilled = self._opened if config.enable_think else ""
+        opened, closed = re.escape(prefill), re.escape(f"</{config.think_tag}>")
+        self._thoughts = re.compile(rf"{opened}.*?(?:{closed}\s*|\Z)", re.DOTALL)
+        self._opened_thought = re.compile(rf"{opened}\s*(?:{closed}\s*)?\Z")
 
     # --- prompts ----------------------------------------------------------------------------------
 
     def initial_ids(self, description: EnvDescription, observation: str, *, max_actions: int) -> list[int]:
-        """Token ids of the first prompt: rules, actions or tools, reply format and the first state.
+        """Token ids of the first prompt: `prompt_text` of the first state."""
+        return self.encode(self.prompt_text(description, observation, turn=0, actions_left=max_actions))
+
+    def prompt_text(self, description: EnvDescription, observation: str, *, turn: int, actions_left: int) -> str:
+        """What a context begins with: rules, actions or tools, reply format and the state of the turn `turn`, from 0.
 
         Raises:
             ValueError: the reply format needs tools, and the environment offers none.
@@ -121,12 +143,16 @@ class ContextManager:
         if self.format.uses_tools and not description.tools:
             raise ValueError(f"agent_proxy.parser={self.config.parser} needs an environment with tools: {description}")
         tools = description.tools if self._template_takes_tools else None
-        user = "\n".join([*self._rules(description, max_actions), self._state(0, observation, max_actions)])
-        return self._encode(self._render(self._messages(user, tools), tools))
+        user = "\n".join([*self._rules(description, actions_left), self._state(turn, observation, actions_left)])
+        return self._render(self._messages(user, tools), tools)
 
-    def suffix_ids(
+    def suffix_ids(self, reply_ids: list[int], observation: str, **told: Any) -> list[int]:
+        """Token ids that follow a reply: `suffix_text` less the end token, where `reply_ids` end with it."""
+        ids = self.encode(self.suffix_text(observation, **told))
+        return ids[1:] if reply_ids[-1] == ids[0] else ids
+
+    def suffix_text(
         self,
-        reply_ids: list[int],
         observation: str,
         *,
         turn: int,
@@ -135,11 +161,10 @@ class ContextManager:
         notes: tuple[str, ...],
         results: Sequence[tuple[str, str]] = (),
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Token ids that follow a reply: its end token unless sampled, the next state, the opening of the next reply.
+    ) -> str:
+        """What follows a reply: its end token, the next state, the opening of the next reply.
 
         Args:
-            reply_ids: the sampled ids of the reply just given.
             observation: the state that the environment returned.
             turn: number of the turn that begins, from 0.
             reward: the environment's reward of the turn that ended.
@@ -153,9 +178,7 @@ class ContextManager:
         lines.append(self._state(turn, observation, actions_left))
         if self.config.format_reminder:
             lines.extend(_given(self._format_line(actions_left)))
-        ids = self._encode(self._after_reply(self._answers(lines, results), tools))
-        # The end of turn was sampled already where the reply's last id is the one that the template puts first.
-        return ids[1:] if reply_ids[-1] == ids[0] else ids
+        return self._after_reply(self._answers(lines, results), tools)
 
     def _answers(self, lines: list[str], results: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
         """The messages that answer a reply: one of the user, or one of the role `tool` for each call."""
@@ -204,7 +227,7 @@ class ContextManager:
         """Ids that end a reply and say nothing: the template's end token, and every special one."""
         special = getattr(self.tokenizer, "all_special_ids", ())
         try:
-            return frozenset([*self._encode(self._after_reply([{"role": "user", "content": "x"}]))[:1], *special])
+            return frozenset([*self.encode(self._after_reply([{"role": "user", "content": "x"}]))[:1], *special])
         except ValueError:  # an episode of one turn needs no suffix
             return frozenset(special)
 
@@ -229,7 +252,8 @@ class ContextManager:
             **self.config.chat_template_kwargs,
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a piece of context."""
         # The template already wrote every special token that belongs here.
         if not text.isascii():  # half a character, in what an environment says, would stop any tokenizer
             text = text.encode(errors="replace").decode()
@@ -267,29 +291,41 @@ class ContextManager:
 
     def parse(self, reply_ids: list[int]) -> tuple[str, ParsedReply]:
         """The reply as text (special tokens kept) and what it asks for."""
+        text, said = self._said(reply_ids, self._prefilled)
+        return text, self.format.parse(said, self.config)
+
+    def without_thoughts(self, reply_ids: list[int]) -> str | None:
+        """The reply's text without what is between its thinking tags, and without its end token; None: no such tags."""
+        _, said = self._said(reply_ids, self._opened)
+        shortened = self._thoughts.sub("", said)
+        return None if shortened == said else shortened
+
+    def without_opened_thought(self, context: str) -> str:
+        """A context's text without the thinking tags that the template itself opens the reply with, if it does."""
+        return self._opened_thought.sub("", context)
+
+    def _said(self, reply_ids: list[int], opened: str) -> tuple[str, str]:
+        """A reply's text as it stands, and with `opened`, which the template wrote, and without its end token."""
         text = self.tokenizer.decode(reply_ids, skip_special_tokens=False)
         said = text
         if reply_ids[-1] in self._ends:
             said = text.removesuffix(self.tokenizer.decode(reply_ids[-1:], skip_special_tokens=False))
-        prefilled = "" if said.lstrip().startswith(self._prefilled) else self._prefilled
-        return text, self.format.parse(prefilled + said, self.config)
+        return text, said if said.lstrip().startswith(opened) else opened + said
 
     def reply_ids(self, actions: list[str], thought: str = "") -> list[int]:
         """Token ids of a well-formed reply with its end token, as a perfect model would sample it."""
         text = self.format.write(actions, thought, self.config).removeprefix(self._prefilled)
-        return self._encode(text) + self._encode(self._after_reply([{"role": "user", "content": "x"}]))[:1]
+        return self.encode(text) + self.encode(self._after_reply([{"role": "user", "content": "x"}]))[:1]
 
     # --- samples ----------------------------------------------------------------------------------
 
     def formulate(self, trajectory: Trajectory) -> list[TrainingSample]:
-        """The training samples of one usable episode; context mode `full`: exactly one."""
-        return [
-            full_sample(
-                trajectory,
-                use_turn_scores=self.config.use_turn_scores,
-                mask_all_after_prompt=not self.config.enable_response_mask,
-            )
-        ]
+        """The training samples of one usable episode: one for each context that it was played in."""
+        return samples_of(
+            trajectory,
+            use_turn_scores=self.config.use_turn_scores,
+            mask_all_after_prompt=not self.config.enable_response_mask,
+        )
 
     # --- batch-wise calls, thin layers over the above ---------------------------------------------
 

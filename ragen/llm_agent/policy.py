@@ -1,7 +1,7 @@
 """What plays an episode: the `Policy` protocol, and scripted policies that need no model.
 
-A policy turns the token ids so far into the next reply's token ids. veRL's rollout servers, a local vLLM engine, a chat
-API and the scripts below all look the same to the agent proxy.
+A policy turns the token ids of a turn's context into the next reply's token ids. veRL's rollout servers, a local vLLM
+engine, a chat API and the scripts below all look the same to the agent proxy.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Policy(Protocol):
         """Sample one reply to `prompt_ids`.
 
         Args:
-            prompt_ids: everything so far.
+            prompt_ids: the whole context of this turn.
             sampling: limits and seed of this reply.
             images: pictures that the prompt refers to, in order.
             episode: stable name of the episode, so that a server can keep its prefix cache.

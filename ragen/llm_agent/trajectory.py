@@ -2,6 +2,10 @@
 
 A trajectory is a list of token ids that only ever grows. Every token knows who wrote it (the policy or not) and
 in which turn; masks, turn ends and per-token rewards are read off those two columns, never searched for in text.
+
+What the policy reads need not grow with it. Each turn says where its context begins: where the turn before it began
+(the context grew), or at the turn's own first token (it was written anew, and the policy saw nothing before it). Turns
+that share a beginning are one training sample.
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ import numpy as np
 Status = Literal["finished", "truncated", "failed"]
 STATUSES: tuple[str, ...] = ("finished", "truncated", "failed")
 
-#: Version of the JSON form of `Trajectory.to_json`. 2 added `luck` and `final_observation`.
-SCHEMA_VERSION = 2
-#: Versions that `Trajectory.from_json` reads; what an older one lacks is None.
-READABLE_VERSIONS = (1, 2)
+#: Version of the JSON form of `Trajectory.to_json`. 2 added `luck` and `final_observation`, 3 `context_starts`.
+SCHEMA_VERSION = 3
+#: Versions that `Trajectory.from_json` reads. What an older one lacks is None; its contexts all begin at 0.
+READABLE_VERSIONS = (1, 2, 3)
 
 
 class TrajectoryError(ValueError):
@@ -46,8 +50,10 @@ class Turn:
 class Trajectory:
     """One episode, token-exact. T tokens, K turns.
 
-    A turn k owns the tokens that the policy reads for it (the first prompt, or the suffix after reply k-1) and the
-    tokens that it then samples. An episode that failed before its first reply has K = 0 and only a prompt, or none.
+    A turn k owns the tokens that are written for the policy to read before it (the first prompt, the suffix after reply
+    k-1, or a whole new context) and the tokens that it then samples. In a new context the earlier replies that it holds
+    are tokens like any other that the policy reads. An episode that failed before its first reply has K = 0 and only a
+    prompt, or none.
     """
 
     token_ids: np.ndarray
@@ -60,6 +66,9 @@ class Trajectory:
     """(T,) float32, natural log. The sampler's log-probability of each sampled token; 0 elsewhere."""
     turn_rewards: np.ndarray
     """(K,) float64. Reward of each turn that has a reply."""
+    context_starts: np.ndarray
+    """(K,) int64. Reply k was sampled after reading exactly `token_ids[context_starts[k] : reply_starts()[k]]`. The
+    value of turn k-1, or the index of turn k's first token."""
     turns: tuple[Turn, ...]
     """(K,) The same turns, as text."""
     tag: str
@@ -98,11 +107,15 @@ class Trajectory:
         """Whether the episode may be trained on and scored."""
         return self.status != "failed"
 
+    def reply_starts(self) -> np.ndarray:
+        """(K,) int64. Index of the first sampled token of each turn."""
+        sampled = np.flatnonzero(self.policy_mask)
+        return sampled[np.searchsorted(self.turn_ids[sampled], np.arange(self.num_turns))]
+
     def turn_ends(self) -> np.ndarray:
         """(K,) int64. Index of the last sampled token of each turn."""
         sampled = np.flatnonzero(self.policy_mask)
-        turn_of = self.turn_ids[sampled]
-        return sampled[np.searchsorted(turn_of, np.arange(self.num_turns), side="right") - 1]
+        return sampled[np.searchsorted(self.turn_ids[sampled], np.arange(self.num_turns), side="right") - 1]
 
     def validate(self) -> Trajectory:
         """Check every invariant; returns self.
@@ -139,6 +152,16 @@ class Trajectory:
             self._broken(
                 f"each turn's sampled tokens must be one run: {int(starts.sum())} runs, {self.num_turns} turns"
             )
+        if self.context_starts.shape != (self.num_turns,):
+            self._broken(f"{self.context_starts.shape} context starts for {self.num_turns} turns")
+        if self.num_turns:
+            own = np.searchsorted(self.turn_ids, np.arange(self.num_turns))
+            before = np.concatenate([[0], self.context_starts[:-1]])
+            if not ((self.context_starts == before) | (self.context_starts == own)).all():
+                self._broken(
+                    "a context must begin where that of the turn before does or at the turn's first token: starts are "
+                    f"{self.context_starts.tolist()}, first tokens {own.tolist()}"
+                )
         if (self.log_probs[~self.policy_mask] != 0).any():
             self._broken("log_probs must be 0 where the policy did not write")
         own = self.log_probs[self.policy_mask]
@@ -156,24 +179,28 @@ class Trajectory:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with `schema_version`; `from_json` reads it back exactly."""
         record = asdict(self)
-        for name in ("token_ids", "policy_mask", "turn_ids", "log_probs", "turn_rewards"):
+        for name in _COLUMNS:
             record[name] = getattr(self, name).tolist()
         record["policy_mask"] = [int(bit) for bit in record["policy_mask"]]
         return {"schema_version": SCHEMA_VERSION, **record, "return": self.episode_return}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Trajectory:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote, or an older release did.
 
         Raises:
-            TrajectoryError: another schema version.
+            TrajectoryError: another schema version, a missing column, or a broken invariant.
         """
         record = dict(record)
         version = record.pop("schema_version", None)
         if version not in READABLE_VERSIONS:
-            readable = " and ".join(map(str, READABLE_VERSIONS))
+            readable = ", ".join(map(str, READABLE_VERSIONS))
             raise TrajectoryError(f"schema_version {version!r} cannot be read, this release reads {readable}")
         record.pop("return")
+        if version < 3:
+            record["context_starts"] = [0] * len(record["turn_rewards"])
+        elif record.get("context_starts") is None:
+            raise TrajectoryError(f"a record of schema_version {version} holds context_starts")
         for name, dtype in _COLUMNS.items():
             record[name] = np.asarray(record[name], dtype=dtype)
         record["turns"] = tuple(
@@ -190,6 +217,7 @@ _COLUMNS = {
     "turn_ids": np.int64,
     "log_probs": np.float32,
     "turn_rewards": np.float64,
+    "context_starts": np.int64,
 }
 
 
@@ -201,14 +229,32 @@ class TrajectoryBuilder:
         self._policy_mask: list[bool] = []
         self._turn_ids: list[int] = []
         self._log_probs: list[float] = []
+        self._context_starts: list[int] = []
+        self._start = 0
         self._turn = 0
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
+    @property
+    def context(self) -> list[int]:
+        """What the policy has before it: the ids since the present context began, its own replies included."""
+        return self.token_ids[self._start :]
 
     def add_context(self, ids: list[int]) -> None:
         """Append tokens that the policy reads (prompt, or suffix after a reply) for the present turn."""
         self._extend(ids, False, [0.0] * len(ids))
+
+    def new_context(self, ids: list[int]) -> None:
+        """Begin another context, of which these are all that the policy reads; only at the beginning of a turn."""
+        self._start = len(self.token_ids)
+        self.add_context(ids)
+
+    def read(self, ids: list[int]) -> None:
+        """The policy is about to reply to exactly `ids`: what the present context lacks of them is appended, or all of
+        them as a new context where they do not begin with the present one."""
+        held = self.context
+        if ids[: len(held)] == held:
+            self.add_context(ids[len(held) :])
+        else:
+            self.new_context(ids)
 
     def add_reply(self, ids: list[int], log_probs: list[float]) -> None:
         """Append one turn's sampled tokens with their log-probabilities (same length, at least one)."""
@@ -217,6 +263,7 @@ class TrajectoryBuilder:
                 f"a reply needs as many log-probs as ids and at least one: {len(ids)}, {len(log_probs)}"
             )
         self._extend(ids, True, log_probs)
+        self._context_starts.append(self._start)
 
     def next_turn(self) -> None:
         """What follows belongs to the next turn."""
@@ -236,6 +283,7 @@ class TrajectoryBuilder:
             turn_ids=np.asarray(self._turn_ids, dtype=np.int64),
             log_probs=np.asarray(self._log_probs, dtype=np.float32),
             turn_rewards=np.asarray(turn_rewards, dtype=np.float64),
+            context_starts=np.asarray(self._context_starts, dtype=np.int64),
             turns=tuple(turns),
             **identity,
         ).validate()
@@ -243,53 +291,62 @@ class TrajectoryBuilder:
 
 @dataclass(frozen=True, eq=False)
 class TrainingSample:
-    """One row of the update: P prompt tokens, R response tokens."""
+    """One row of the update: the turns of an episode that share a context. P prompt tokens, R response tokens."""
 
     prompt_ids: np.ndarray
-    """(P,) int64. Everything before the first sampled token."""
+    """(P,) int64. The context up to the first of these turns' sampled tokens."""
     response_ids: np.ndarray
-    """(R,) int64. From the first sampled token to the last one."""
+    """(R,) int64. From there to the last token that was sampled in this context."""
     response_mask: np.ndarray
     """(R,) int64. 1: carries loss."""
     turn_ids: np.ndarray
-    """(R,) int64. Turn of each token."""
+    """(R,) int64. Turn of each token, counted in the episode."""
     rewards: np.ndarray
-    """(R,) float32. Each reward sits on a sampled token; the sum is the episode's return."""
+    """(R,) float32. Each reward sits on a sampled token; the sum over an episode's samples is its return."""
     log_probs: np.ndarray
     """(R,) float32. The sampler's log-probabilities; 0 on tokens that it did not sample."""
 
 
-def full_sample(
+def samples_of(
     trajectory: Trajectory, *, use_turn_scores: bool, mask_all_after_prompt: bool = False
-) -> TrainingSample:
-    """The one sample of an episode in context mode `full`.
+) -> list[TrainingSample]:
+    """The training samples of an episode, in turn order: one for each context; every sampled token is in one of them.
 
     Args:
         trajectory: a usable episode.
         use_turn_scores: True: each turn's reward sits on that turn's last sampled token. False: the return sits on
-            the episode's last sampled token.
-        mask_all_after_prompt: True: every token after the first prompt carries loss (`enable_response_mask: False`);
+            the episode's last sampled token, in its last sample.
+        mask_all_after_prompt: True: every token after a sample's prompt carries loss (`enable_response_mask: False`);
             the default is exactly the sampled tokens.
+
+    Raises:
+        TrajectoryError: a failed episode.
     """
     if not trajectory.usable:
         raise TrajectoryError(f"{trajectory.tag} seed {trajectory.seed}: a failed episode has no training sample")
     ends = trajectory.turn_ends()
-    first, stop = int(np.argmax(trajectory.policy_mask)), int(ends[-1]) + 1
     rewards = np.zeros(len(trajectory.token_ids), dtype=np.float32)
     if use_turn_scores:
         rewards[ends] = trajectory.turn_rewards
     else:
         rewards[ends[-1]] = trajectory.episode_return
-    mask = (
-        np.ones(stop - first, dtype=np.int64)
-        if mask_all_after_prompt
-        else trajectory.policy_mask[first:stop].astype(np.int64)
-    )
-    return TrainingSample(
-        prompt_ids=trajectory.token_ids[:first],
-        response_ids=trajectory.token_ids[first:stop],
-        response_mask=mask,
-        turn_ids=trajectory.turn_ids[first:stop],
-        rewards=rewards[first:stop],
-        log_probs=trajectory.log_probs[first:stop],
-    )
+    mask = np.ones_like(trajectory.policy_mask) if mask_all_after_prompt else trajectory.policy_mask
+    starts = trajectory.context_starts
+    first_turns = np.flatnonzero(np.diff(starts, prepend=-1))
+    last_turns = np.append(first_turns[1:], trajectory.num_turns) - 1
+    samples = []
+    for begin, first, last in zip(
+        starts[first_turns], trajectory.reply_starts()[first_turns], ends[last_turns], strict=True
+    ):
+        response = slice(first, last + 1)
+        samples.append(
+            TrainingSample(
+                prompt_ids=trajectory.token_ids[begin:first],
+                response_ids=trajectory.token_ids[response],
+                response_mask=mask[response].astype(np.int64),
+                turn_ids=trajectory.turn_ids[response],
+                rewards=rewards[response],
+                log_probs=trajectory.log_probs[response],
+            )
+        )
+    return samples

@@ -2,7 +2,7 @@
 
 The page opens the index at once and a block only when one of its episodes is looked at, so ten thousand episodes cost
 little. Token ids are stored as numbers of a palette of texts; who wrote which token as runs; log-probabilities of
-sampled tokens alone, in thousandths.
+sampled tokens alone, in thousandths; of contexts, the turns that begin one.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def _episode(record: Record, texts: TokenTexts) -> dict[str, Any]:
     packed: dict[str, Any] = {
         "t": texts.numbers(t.token_ids.tolist()),
         "r": _runs(t),
+        "c": (np.flatnonzero(np.diff(t.context_starts)) + 1).tolist(),
         "l": (-1000 * t.log_probs[t.policy_mask].astype(np.float64)).round().astype(int).tolist(),
         "k": [
             [turn.observation, turn.reply, list(turn.actions), round(turn.reward, 6), turn.format_penalty, turn.notes]

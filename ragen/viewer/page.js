@@ -299,6 +299,7 @@ function turnsOf(e, one) {
     main.append(title);
     turn.pending = () => {
       side.append(board(tag, observation));
+      if (one.c.includes(k)) main.append(make("p", "hint", "A new context: nothing above was read for this turn."));
       main.append(tokens(one, runsOf[k]), ...notes.map((note) => make("p", "note", note)));
     };
     turn.append(side, main);

@@ -90,7 +90,10 @@ CASES = [
     ("custom_envs.FrozenLake.env_type=frozenlake", "frozen_lake"),
     ("algorithm.adv_estimator=gea", "unknown; did you mean gae?"),
     ("algorithm.lam=1.5", "out of range; at least 0 and at most 1"),
-    ("agent_proxy.context_window_mode=single_turn", "not built yet; leave it at full"),
+    ("agent_proxy.context_window_mode=singel_turn", "unknown; did you mean single_turn?"),
+    ("agent_proxy.context_overflow=drop", "unknown; known: end, drop_oldest"),
+    ("agent_proxy.history_thinking=first", "unknown"),
+    ("agent_proxy.max_context_window=3", "full does not read it; set agent_proxy.context_window_mode=limited_multi"),
     ("algorithm.filter_groups.enable=true", "the rollout filter drops no group, so that none is replaced"),
     ("algorithm.filter_groups.max_num_gen_batches=1", "too small; the least is 2"),
     ("actor_rollout_ref.rollout.rollout_filter_value=1.9", "top_p wants a share; above 0 and at most 1"),
@@ -290,6 +293,31 @@ def test_a_model_with_too_few_positions(small_model: Path, quickstart: Quickstar
     found = faults(quickstart(f"model_path={small_model}", "actor_rollout_ref.rollout.max_model_len=8192"))
 
     assert any("has 4096 positions; set it to 4096 or less" in text for text in found)
+
+
+CONTEXT_FAULTS = [
+    (
+        ("context_window_mode=limited_multi_turn",),
+        "agent_proxy.max_context_window=-1: limited_multi_turn keeps at least",
+    ),
+    (("context_window_mode=single_turn", "max_context_window=2"), "single_turn does not read it"),
+    (("context_window_mode=single_turn", "history_thinking=none"), "single_turn shows no earlier turn; leave it out"),
+    (("context_window_mode=single_turn", "context_overflow=drop_oldest"), "single_turn shows no earlier turn"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), CONTEXT_FAULTS)
+def test_context_keys_that_do_not_go_together(overrides: tuple[str, ...], words: str, quickstart: Quickstart):
+    [found] = faults(quickstart(*(f"agent_proxy.{override}" for override in overrides)))
+
+    assert words in found
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "gigpo", "turn_gae"])
+def test_context_modes_are_accepted(estimator: str, quickstart: Quickstart):
+    limited = ("agent_proxy.context_window_mode=limited_multi_turn", "agent_proxy.max_context_window=2")
+    for mode in (limited, ("agent_proxy.context_window_mode=single_turn",)):
+        assert faults(quickstart(f"algorithm.adv_estimator={estimator}", *mode)) == []
 
 
 def test_tables_name_existing_keys():

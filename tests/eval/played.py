@@ -1,6 +1,7 @@
 """Episodes of real environments, played by a script, for the tests of everything that reads records."""
 
 import asyncio
+import dataclasses
 
 from omegaconf import OmegaConf
 
@@ -19,11 +20,11 @@ def specs():
     return load_specs(OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "envs.yaml"))["custom_envs"])
 
 
-def play(tokenizer, tags=("SimpleSokoban", "FrozenLake"), groups=2, group_size=2, skill=0.6, script=None):
-    """Trajectories of `groups` groups of each tag."""
+def play(tokenizer, tags=("SimpleSokoban", "FrozenLake"), groups=2, group_size=2, skill=0.6, script=None, **context):
+    """Trajectories of `groups` groups of each tag; `context`: changes of `CONTEXT`."""
     split = Split(groups * len(tags), group_size, tuple(tags), (groups,) * len(tags))
     es = EnvStateManager(specs(), split, run_seed=5, base_seed=100, format_penalty=-0.1)
-    ctx = ContextManager(tokenizer, CONTEXT)
+    ctx = ContextManager(tokenizer, dataclasses.replace(CONTEXT, **context))
     proxy = LLMAgentProxy(es, ctx, ScriptedPolicy(script or mixed_actions(skill), ctx))
     try:
         return asyncio.run(proxy.rollout())

@@ -55,6 +55,15 @@ def test_luck_and_the_last_observation_are_recorded(played):
     assert all(t.final_observation for t in played)
 
 
+def test_a_record_of_version_3_says_where_its_contexts_begin(played, tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps(played[0].to_json() | {"context_starts": None}) + "\n")
+    with pytest.raises(
+        records.RecordError, match="rollouts.jsonl:1: a record of schema_version 3 holds context_starts"
+    ):
+        list(records.read_records(path))
+
+
 def test_a_record_of_version_1_is_read_without_what_it_lacks(played, tmp_path):
     old = played[0].to_json() | {"schema_version": 1}
     del old["luck"], old["final_observation"]
@@ -74,7 +83,7 @@ def put(key, value):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (put("schema_version", 99), "schema_version 99 cannot be read; this release writes 2 and reads 1 and 2"),
+        (put("schema_version", 99), "schema_version 99 cannot be read; this release writes 3 and reads 1, 2, 3"),
         (drop("schema_version"), "schema_version None"),
         (drop("tag"), "missing required field `tag`"),
         (put("colour", 1), "unknown field `colour`"),

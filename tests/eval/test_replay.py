@@ -40,6 +40,16 @@ def test_untouched_episodes_are_confirmed_by_their_replies_and_by_their_actions(
         assert report.episodes == len(played) and report.turns == sum(t.num_turns for t in played)
 
 
+@pytest.mark.parametrize("mode", ["limited_multi_turn", "single_turn"])
+def test_what_the_policy_read_does_not_matter_to_a_replay(mode, tokenizer, tmp_path):
+    trajectories = play(tokenizer, groups=1, skill=0.1, context_window_mode=mode, max_context_window=1)
+    assert any(t.context_starts.any() for t in trajectories)
+    write_run_config(tmp_path)
+    write_records(tmp_path / "rollouts" / "1.jsonl", trajectories, step=1)
+    report = found(tmp_path / "rollouts" / "1.jsonl")
+    assert report.mismatches == [] and report.episodes == len(trajectories)
+
+
 def test_a_tampered_reward_is_found_and_named(run, capsys):
     path = run / "rollouts" / "1.jsonl"
 

@@ -84,6 +84,20 @@ def test_prompt_and_response_are_the_recorded_tokens(tokenizer, played):
     assert ids == t.token_ids[: int(t.turn_ends()[-1]) + 1].tolist()
 
 
+@pytest.mark.parametrize("mode", ["limited_multi_turn", "single_turn"])
+def test_a_prompt_is_what_the_policy_read_for_that_turn(mode, tokenizer):
+    trajectories = play(tokenizer, groups=1, skill=0.1, context_window_mode=mode, max_context_window=1)
+    rows = iter(prompt_response_rows(records(trajectories), ChatReader(tokenizer)))
+    for t in trajectories:
+        for start, reply, end in zip(t.context_starts, t.reply_starts(), t.turn_ends(), strict=True):
+            row = next(rows)
+            ids = [tokenizer(row[part], add_special_tokens=False)["input_ids"] for part in ("prompt", "response")]
+            assert ids == [t.token_ids[start:reply].tolist(), t.token_ids[reply : end + 1].tolist()]
+    several = next(t for t in trajectories if t.context_starts.any())
+    with pytest.raises(SftError, match="more than one context"):
+        list(message_rows(records([several]), ChatReader(tokenizer)))
+
+
 def test_filters(played):
     made = records(played)
     best = max(t.episode_return for t in played)

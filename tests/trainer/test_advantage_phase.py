@@ -14,7 +14,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ragen.config import load, to_verl
 from ragen.config.compose import CONFIG_DIR
-from ragen.llm_agent.trajectory import TrainingSample, Trajectory, TrajectoryBuilder, Turn, full_sample
+from ragen.llm_agent.trajectory import TrainingSample, Trajectory, TrajectoryBuilder, Turn, samples_of
 from ragen.trainer import advantage_phase
 from ragen.trainer.advantage_phase import AdvantagePhase
 from ragen.trainer.advantages.estimate import AdvantageSettings
@@ -62,7 +62,7 @@ def trajectory(uid: str, member: int) -> Trajectory:
 
 def turn_samples(t: Trajectory, use_turn_scores: bool) -> list[TrainingSample]:
     """One sample a turn: what the policy read before, then the turn's reply."""
-    whole = full_sample(t, use_turn_scores=use_turn_scores)
+    [whole] = samples_of(t, use_turn_scores=use_turn_scores)
     start = len(whole.prompt_ids)
     samples = []
     for turn in range(t.num_turns):
@@ -91,7 +91,7 @@ def run(monkeypatch):
         keys, tags = [], []
         for uid, member in EPISODES:
             t = trajectory(uid, member)
-            whole = [full_sample(t, use_turn_scores=turn_scores)]
+            whole = samples_of(t, use_turn_scores=turn_scores)
             for index, sample in enumerate(turn_samples(t, turn_scores) if sample_a_turn else whole):
                 keys.append(f"{uid}_{member}_{index}")
                 tags.append(sample_tag(sample, t, step=1))

@@ -18,13 +18,17 @@ def byte_level():
     return tokenizer
 
 
-def episode(tokenizer, number, *, tag="SimpleSokoban", solved=True, replies=("Up", "Down √<|end|>"), status="finished"):
+def episode(
+    tokenizer, number, *, tag="SimpleSokoban", solved=True, replies=("Up", "Down √<|end|>"), status="finished",
+    context_a_turn=False,
+):  # fmt: skip
     """Episode `number`: member number % 4 of group number // 4."""
     builder, turns = TrajectoryBuilder(), []
     for k, reply in enumerate(replies):
         if k:
             builder.next_turn()
-        builder.add_context(tokenizer.encode(f"turn {k}:\n{BOARDS[k % 2]}\n").ids)
+        add = builder.new_context if context_a_turn else builder.add_context
+        add(tokenizer.encode(f"turn {k}:\n{BOARDS[k % 2]}\n").ids)
         ids = tokenizer.encode(reply).ids
         builder.add_reply(ids, [-0.25 - 3.0 * (i == 1) for i in range(len(ids))])
         turns.append(Turn(BOARDS[k % 2], reply, ("Down",), 10.5 if solved and k else -0.1, notes=("a <b>note</b>",)))

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from PIL import Image
 
 from ragen.config.compose import CONFIG_DIR
 from ragen.env.registry import load_specs
+from ragen.eval.records import Record
 from ragen.viewer.__main__ import main
 from ragen.viewer.boards import board_rows, learn_tiles
-from ragen.viewer.episodes import BLOCK, SourceError, find_sources
+from ragen.viewer.episodes import BLOCK, Source, SourceError, find_sources, pack
 from ragen.viewer.token_texts import TokenTexts
 from tests.viewer.pages import BOARDS, byte_level, episode, write_run
 
@@ -70,6 +72,15 @@ def test_the_page_holds_every_episode_token_by_token(run, tokenizer, tmp_path, c
     assert packed["l"] == [250, 3250] + [250, 3250] + [250] * 7
     assert packed["a"][50] == 500 and packed["a"][0] == 0 and packed["u"] == 5 and packed["f"] == BOARDS[1]
     assert str(run) not in page
+
+
+def test_the_turns_that_begin_a_context_are_told(tokenizer):
+    replies = ("Up", "Up", "Down")
+    source = Source(Path("rollouts.jsonl"), "run", "")
+    one, anew = (episode(tokenizer, 0, replies=replies, context_a_turn=each) for each in (False, True))
+    data = pack([(source, Record(1, one)), (source, Record(2, anew))], TokenTexts(tokenizer))
+    block = json.loads(gzip.decompress(base64.b64decode(data.blocks[0])))
+    assert [packed["c"] for packed in block] == [[], [1, 2]]
 
 
 def test_nothing_is_loaded_from_anywhere(run, tmp_path):

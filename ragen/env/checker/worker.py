@@ -69,7 +69,7 @@ class Limits:
     response_length: int = 400
     max_turn: int = 5
     turns_seen: int = -1
-    """Turns that stay in the context; -1: all."""
+    """Turns that a context has to hold; -1: all."""
     action_sep: str = "||"
 
 

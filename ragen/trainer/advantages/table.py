@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["CONTEXT_MODES", "ESTIMATORS", "GROUP_ESTIMATORS", "VALUE_ESTIMATORS", "estimator_name", "supported"]
+from ragen.llm_agent.contexts import WINDOW_MODES
 
-CONTEXT_MODES = ("full", "limited_multi_turn", "single_turn")
+__all__ = ["ESTIMATORS", "GROUP_ESTIMATORS", "VALUE_ESTIMATORS", "estimator_name", "supported"]
 
 #: Those that need a critic; bi-level GAE is `gae` with `algorithm.bi_level_gae`.
 VALUE_ESTIMATORS = ("gae", "turn_gae")
@@ -35,8 +35,8 @@ def supported(estimator: str, context_mode: str, use_turn_scores: bool) -> str |
     """
     if estimator not in (*ESTIMATORS, "bi_level_gae"):
         return f"no such estimator; known: {', '.join(ESTIMATORS)}"
-    if context_mode not in CONTEXT_MODES:
-        return f"no such context mode; known: {', '.join(CONTEXT_MODES)}"
+    if context_mode not in WINDOW_MODES:
+        return f"no such context mode; known: {', '.join(WINDOW_MODES)}"
     if use_turn_scores and estimator in _RETURN_ONLY:
         return f"{estimator} compares whole returns: rewards at turn ends would change nothing"
     return None
