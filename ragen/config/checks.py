@@ -9,7 +9,7 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ from ragen.llm_agent.contexts import HISTORY_THINKING, OVERFLOWS, WINDOW_MODES
 from ragen.smollm import NEEDS as SMOLLM_NEEDS
 from ragen.trainer.advantages.table import ESTIMATORS, GROUP_ESTIMATORS, VALUE_ESTIMATORS, estimator_name, supported
 
-__all__ = ["CHECKS", "DERIVED", "NOT_BUILT", "check"]
+__all__ = ["CHECKS", "DERIVED", "EVALUATION_CHECKS", "NOT_BUILT", "check"]
+
+Check = Callable[[DictConfig], Iterator[Fault]]
 
 #: Key → the one value that is built; anything else is refused.
 NOT_BUILT: dict[str, Any] = {
@@ -215,12 +217,12 @@ _NULLABLE = (
 )  # fmt: skip
 
 
-def check(cfg: DictConfig) -> list[Fault]:
-    """Every fault of a composed configuration, in the order of `CHECKS`; an empty list means that it may start."""
+def check(cfg: DictConfig, checks: Sequence[Check] | None = None) -> list[Fault]:
+    """Every fault of a composed configuration, in the order of `checks` (by default all); empty: it may start."""
     found = dict(leaves(cfg))
     faults = [*_unknown_keys(cfg, found), *_types(cfg, found)]
     tripped: list[Exception] = []
-    for one in CHECKS:
+    for one in CHECKS if checks is None else checks:
         try:
             faults.extend(one(cfg))
         except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
@@ -758,11 +760,15 @@ def _resume(cfg: DictConfig) -> Iterator[Fault]:
         yield Fault(key, path, "not a checkpoint", "give the folder named global_step_<n>")
 
 
-CHECKS: list[Callable[[DictConfig], Iterator[Fault]]] = [
+CHECKS: list[Check] = [
     _replies, _reward,
     _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
     _env_entries, _groups, _filter, _refill, _batches, _async, _parallel, _context, _windows, _token_budget, _model,
     _lora, _reference, _estimator, _resume,
+]  # fmt: skip
+#: Those that matter where a model only plays (`ragen.eval.evaluate`).
+EVALUATION_CHECKS: list[Check] = [
+    _replies, _reward, _not_built, _numbers, _choices, _seeds, _tags, _env_entries, _groups, _context,
 ]  # fmt: skip
 
 

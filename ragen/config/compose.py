@@ -45,20 +45,31 @@ _OPEN = frozenset(
 _COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
 
-def load(config_name: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> DictConfig:
+def load(
+    config_name: str,
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    *,
+    beside: DictConfig | None = None,
+) -> DictConfig:
     """Compose `config_name` with `overrides` ("key=value", as on the command line), unresolved.
 
     config_dir: a folder of the user's own configs, searched before the project's; those may inherit `base`.
+    beside: further keys with their defaults, which the config and the overrides may set (evaluation's).
     Raises ConfigError with every unknown key, bad override and missing file.
     """
-    cfg, faults = compose(config_name, overrides, config_dir)
+    cfg, faults = compose(config_name, overrides, config_dir, beside=beside)
     if faults or cfg is None:
         raise ConfigError(faults)
     return cfg
 
 
 def compose(
-    config_name: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
+    config_name: str,
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    *,
+    beside: DictConfig | None = None,
 ) -> tuple[DictConfig | None, list[Fault]]:
     """Like `load`, but returns the faults beside the config composed without the faulty overrides.
 
@@ -69,7 +80,7 @@ def compose(
         return None, [Fault("--config-dir", folder, "no such folder", "give the folder that holds your YAML files")]
     name = config_name.removesuffix(".yaml")
     try:
-        return _compose(name, overrides, folder)
+        return _compose(name, overrides, folder, beside)
     except _COMPOSE_ERRORS as error:
         return None, [_fault_of(name, folder, error)]
 
@@ -132,11 +143,16 @@ def _verl_config_dir() -> Path:
     return Path(spec.origin).parent / "trainer" / "config"
 
 
-def _compose(name: str, overrides: Sequence[str], folder: Path) -> tuple[DictConfig, list[Fault]]:
+def _compose(
+    name: str, overrides: Sequence[str], folder: Path, beside: DictConfig | None
+) -> tuple[DictConfig, list[Fault]]:
     faults: list[Fault] = []
     parsed = [o for text in overrides if (o := _parse(text, faults)) is not None]
     groups = {o.input_line or "": o for o in parsed if _is_group(o, folder)}
     cfg = copy.deepcopy(_plain_config(name, tuple(groups), folder, _stamp(folder)))
+    if beside is not None:
+        OmegaConf.set_struct(cfg, False)
+        cfg = OmegaConf.merge(beside, cfg)
     known = [cfg, _base()]
     OmegaConf.set_struct(cfg, False)
     for override in parsed:

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from ragen.config.devices import installed
 from ragen.config.to_verl import resolve_seed
 
-__all__ = ["FINISHED", "RunDir", "config_hash", "open_run", "run_name"]
+__all__ = ["FINISHED", "RunDir", "config_hash", "open_run", "run_name", "versions"]
 
 #: Written by the trainer as its last act; its presence means that there is nothing to resume.
 FINISHED = "finished.json"
@@ -153,18 +153,19 @@ def _record(run: RunDir, cfg: DictConfig, command: Sequence[str]) -> None:
     with (run.path / "command.txt").open("a", encoding="utf-8") as file:
         file.write(f"{now}  {shlex.join(command)}\n")
     if run.status == "new":
-        (run.path / "versions.json").write_text(json.dumps(_versions(), indent=2) + "\n", encoding="utf-8")
+        (run.path / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n", encoding="utf-8")
         resolved = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False))
         partial = run.path / "config.yaml.partial"
         partial.write_text(OmegaConf.to_yaml(resolved), encoding="utf-8")
         partial.rename(run.path / "config.yaml")  # last: its presence makes the folder a run
 
 
-def _versions() -> dict[str, Any]:
-    versions: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
-    versions.update({name: version for name in _PACKAGES if (version := installed(name)) is not None})
-    versions["commit"], versions["uncommitted_changes"] = _commit()
-    return versions
+def versions() -> dict[str, Any]:
+    """Python, platform, packages that matter, and the project's commit."""
+    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    found.update({name: version for name in _PACKAGES if (version := installed(name)) is not None})
+    found["commit"], found["uncommitted_changes"] = _commit()
+    return found
 
 
 def _commit() -> tuple[str | None, bool | None]:

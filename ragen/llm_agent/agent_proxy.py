@@ -3,7 +3,7 @@
 Every episode is its own coroutine, so a slow one holds up nobody. An episode that raises, or runs over a limit,
 ends as `failed`: it is counted and logged with its tag and seed, and never costs the step.
 
-`python -m ragen.llm_agent.agent_proxy` plays the validation panel and prints a table.
+`python -m ragen.llm_agent.agent_proxy` evaluates a model: see `ragen.eval.evaluate`.
 """
 
 from __future__ import annotations
@@ -257,6 +257,6 @@ class _EpisodeRun:
 
 
 if __name__ == "__main__":
-    from ragen.eval.panel import main
+    from ragen.eval.evaluate import main
 
     raise SystemExit(main())

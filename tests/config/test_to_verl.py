@@ -13,7 +13,9 @@ from ragen.config.compose import CONFIG_DIR
 from ragen.config.to_verl import resolve_attention, resolve_n_groups, resolve_seed
 
 Quickstart = Callable[..., DictConfig]
-RUNNABLE = sorted(p.stem for p in CONFIG_DIR.glob("*.yaml") if p.stem not in ("envs", "ppo_trainer"))
+#: Of evaluation, not of train.py.
+EVALUATION = ("eval",)
+RUNNABLE = sorted(p.stem for p in CONFIG_DIR.glob("*.yaml") if p.stem not in ("envs", "ppo_trainer", *EVALUATION))
 COMBINATIONS = [
     *[(name, ()) for name in RUNNABLE],
     *[("_2_sokoban", (f"+hw={p.stem}",)) for p in sorted((CONFIG_DIR / "hw").glob("*.yaml"))],
