@@ -24,6 +24,7 @@ def episode(seed, member, success, status="finished", metrics=(), reason="termin
         turn_ids=np.zeros(3, int),
         log_probs=np.zeros(3, np.float32),
         turn_rewards=np.array([float(success)]),
+        context_starts=np.zeros(1, int),
         turns=(Turn("", "", (), float(success)),),
         tag="A",
         group=seed,
@@ -147,7 +148,7 @@ def test_a_stopped_evaluation_is_continued(tmp_path):
         for trajectory in kept:
             writer.write(trajectory)
     with path.open("ab") as file:  # a crash cut the third
-        file.write(b'{"schema_version": 2, "tag"')
+        file.write(b'{"schema_version": 3, "tag"')
     assert run(tmp_path, "panel=bandit") == 0
     continued = summary_of(tmp_path)
     assert continued["kept"] == 2 and len(list(read_records(path))) == 6
