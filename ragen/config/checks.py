@@ -40,7 +40,6 @@ Check = Callable[[DictConfig], Iterator[Fault]]
 #: Key → the one value that is built; anything else is refused.
 NOT_BUILT: dict[str, Any] = {
     "actor_rollout_ref.rollout.name": "vllm",
-    "agent_proxy.batch_adjust_mode": "copy",
     "collapse_detection.first_turn_enabled": False,
     "collapse_detection.multi_turn_enabled": False,
     "reward.reward_model.enable": False,
@@ -173,6 +172,7 @@ _ONE_OF: dict[str, tuple[str, ...]] = {
     "agent_proxy.context_window_mode": WINDOW_MODES,
     "agent_proxy.context_overflow": OVERFLOWS,
     "agent_proxy.history_thinking": HISTORY_THINKING,
+    "agent_proxy.batch_adjust_mode": ("pad", "copy", "delete"),
     "actor_rollout_ref.actor.strategy": ("fsdp", "fsdp2"),
     "critic.strategy": ("fsdp", "fsdp2"),
     "actor_rollout_ref.actor.filter_loss_scaling": ("none", "linear", "sqrt"),

@@ -157,6 +157,8 @@ def _train(cfg: DictConfig) -> str:
     rounds = -(-kept // size)
     updates = f"{rounds} mini-batches of {size}"
     updates += f" x {epochs} epochs = {rounds * epochs} updates" if epochs > 1 else ""
+    if cfg.agent_proxy.context_window_mode != "full":
+        updates = f"mini-batches of {size} samples, 1 to {cfg.agent_proxy.max_turn} of each episode"
     estimator = estimator_name(cfg.algorithm.adv_estimator, cfg.algorithm.bi_level_gae)
     return f"{estimator} on {most}{kept} episodes a step, {updates}, {cfg.trainer.total_training_steps} steps"
 

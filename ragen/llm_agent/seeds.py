@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-_LUCK, _SAMPLER, _SHUFFLE, _RESUMED = 1, 2, 3, 4  # distinct branches of the tree, so that no two streams coincide
+_LUCK, _SAMPLER, _SHUFFLE, _RESUMED, _ADJUST = (
+    1,
+    2,
+    3,
+    4,
+    5,
+)  # distinct branches of the tree, so that no two streams coincide
 
 
 def _draw(*path: int) -> int:
@@ -33,6 +39,11 @@ def resumed_seed(seed: int, done: int) -> int:
 def shuffle_seed(run_seed: int, group_seed: int) -> int:
     """Seed of the exchange of rewards within one group (`algorithm.shuffle_group_rewards`)."""
     return _draw(_SHUFFLE, run_seed, group_seed)
+
+
+def adjust_seed(run_seed: int, step: int) -> int:
+    """Seed of the draw of samples that are repeated or left out in a step (`agent_proxy.batch_adjust_mode`)."""
+    return _draw(_ADJUST, run_seed, step)
 
 
 def group_seed(base_seed: int, row: int) -> int:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import ray
 import transfer_queue as tq
 from omegaconf import open_dict
@@ -23,9 +24,11 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
+from ragen.llm_agent.seeds import adjust_seed
 from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer import run_logger
 from ragen.trainer.advantage_phase import AdvantagePhase
+from ragen.trainer.batch_adjust import adjust, is_padding, spread_padding
 from ragen.trainer.llm_client import AbortableClient, ResumingClient, SeparateClient
 from ragen.trainer.metrics import episode_metrics, failure_summary, log_prob_difference, successes
 from ragen.trainer.panels import Panels
@@ -128,10 +131,28 @@ class RagenTrainerMixin(AdvantagePhase):
             logger.warning("step %d: episodes failed: %s", self.global_steps, failures)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
-        """The first phase that needs a batch: leave the step here if there is none."""
+        """The first phase that needs a batch: leave the step here if there is none. veRL's padding is spread out."""
         if not batch.keys:
             raise _EmptyBatch(batch)
-        return super()._balance_batch(batch, metrics, **kwargs)
+        batch = super()._balance_batch(batch, metrics, **kwargs)
+        batch.reorder(spread_padding(is_padding(batch), self._actor_ranks()))
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Adds `agent_proxy.batch_adjust_mode`: what fills up the batch, or leaves it, from here on."""
+        batch = super()._compute_advantage(batch, metrics)
+        mode, before = self._own.agent_proxy.batch_adjust_mode, is_padding(batch).count(False)
+        rng = np.random.default_rng(adjust_seed(self._own.seed.train, self.global_steps))
+        adjusted = adjust(batch, mode, self._get_required_batch_multiple(self._actor_ranks()), rng)
+        after = is_padding(adjusted).count(False)
+        metrics["training/samples"] = float(after)
+        metrics["training/samples_deleted"] = float(before - after)
+        metrics["training/samples_filled"] = float(len(adjusted.keys) - after)
+        return batch if adjusted is batch else self._balance_batch(adjusted, metrics)
+
+    def _actor_ranks(self) -> int:
+        """Data-parallel ranks of the actor; veRL's `_balance_batch` has asked the workers for them."""
+        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Adds the check that rollout engine and actor are the same model: see `log_prob_difference`."""

@@ -93,6 +93,7 @@ CASES = [
     ("agent_proxy.context_window_mode=singel_turn", "unknown; did you mean single_turn?"),
     ("agent_proxy.context_overflow=drop", "unknown; known: end, drop_oldest"),
     ("agent_proxy.history_thinking=first", "unknown"),
+    ("agent_proxy.batch_adjust_mode=drop", "unknown; known: pad, copy, delete"),
     ("agent_proxy.max_context_window=3", "full does not read it; set agent_proxy.context_window_mode=limited_multi"),
     ("algorithm.filter_groups.enable=true", "the rollout filter drops no group, so that none is replaced"),
     ("algorithm.filter_groups.max_num_gen_batches=1", "too small; the least is 2"),

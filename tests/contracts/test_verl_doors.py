@@ -27,6 +27,7 @@ SIGNATURES = {
     f"{TRAINER}:PPOTrainer.prepare_step": [],
     f"{TRAINER}:PPOTrainer._step_once": ["metrics", "timing_raw", "sample_batch_size"],
     f"{TRAINER}:PPOTrainer._balance_batch": ["batch", "metrics"],
+    f"{TRAINER}:PPOTrainer._get_required_batch_multiple": ["dp_size"],
     f"{TRAINER}:PPOTrainer._compute_old_log_prob": ["batch", "metrics"],
     f"{TRAINER}:PPOTrainer._compute_advantage": ["batch", "metrics"],
     f"{TRAINER}:PPOTrainer._compute_metrics": ["batch", "metrics", "timing_raw", "global_steps", "epoch"],
