@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
+from ragen.llm_agent.contexts import WINDOW_MODES
 from ragen.trainer.advantages.estimate import _ESTIMATORS, AdvantageSettings, estimate
-from ragen.trainer.advantages.table import CONTEXT_MODES, ESTIMATORS, estimator_name, supported
+from ragen.trainer.advantages.table import ESTIMATORS, estimator_name, supported
 from tests.trainer.advantages import reference
 from tests.trainer.advantages.episodes_for_tests import Episode, Turn, as_batch, random_episodes
 
@@ -50,7 +51,7 @@ def run(own: AdvantageSettings, batch, **more):
 
 
 @pytest.mark.parametrize("turn_scores", [False, True])
-@pytest.mark.parametrize("mode", CONTEXT_MODES)
+@pytest.mark.parametrize("mode", WINDOW_MODES)
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**31))
@@ -77,7 +78,7 @@ def test_the_table_knows_every_estimator_and_no_other():
     assert supported("gae", "fulll", False).startswith("no such context mode")
     refused = {name for name in _ESTIMATORS if supported(name, "full", True)}
     assert refused == {"grpo", "rloo", "reinforce_plus_plus_baseline"}
-    assert not any(supported(name, mode, False) for name in _ESTIMATORS for mode in CONTEXT_MODES)
+    assert not any(supported(name, mode, False) for name in _ESTIMATORS for mode in WINDOW_MODES)
     assert estimator_name("gae", True) == "bi_level_gae" and estimator_name("gae", False) == "gae"
 
 
