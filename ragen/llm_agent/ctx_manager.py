@@ -22,6 +22,7 @@ import jinja2
 
 from ragen.env.isolation import EnvDescription
 from ragen.env.tools import read_call, tool
+from ragen.llm_agent.control_texts import ControlTexts
 from ragen.llm_agent.policy import Sampling
 from ragen.llm_agent.replies import PARSERS, ParsedReply, register_parser, reply_format
 from ragen.llm_agent.trajectory import TrainingSample, Trajectory, samples_of
@@ -113,6 +114,7 @@ class ContextManager:
 
     def __init__(self, tokenizer: Any, config: ContextConfig):
         self.tokenizer, self.config = tokenizer, config
+        self._control_texts = ControlTexts(tokenizer)
         self.template = tokenizer.chat_template or PLAIN_TEMPLATE
         self.format = reply_format(config.parser)
         if config.context_window_mode == "limited_multi_turn" and config.max_context_window < 1:
@@ -244,7 +246,7 @@ class ContextManager:
     def _render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         given = {"tools": list(tools)} if tools else {}
         return self.tokenizer.apply_chat_template(
-            list(messages),
+            [{**message, "content": self._control_texts.hide(message["content"])} for message in messages],
             chat_template=self.template,
             tokenize=False,
             add_generation_prompt=True,
@@ -257,7 +259,7 @@ class ContextManager:
         # The template already wrote every special token that belongs here.
         if not text.isascii():  # half a character, in what an environment says, would stop any tokenizer
             text = text.encode(errors="replace").decode()
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._control_texts.encode(text)
 
     # --- wording ----------------------------------------------------------------------------------
 
