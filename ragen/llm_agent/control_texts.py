@@ -9,6 +9,7 @@ encoded as ever. A text without any is tokenised as if this module did not exist
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["ControlTexts"]
@@ -27,8 +28,11 @@ class ControlTexts:
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        self.texts = tuple(sorted({token.content for token in added if token.special}, key=lambda text: (-len(text), text)))
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        #: Id → text.
+        self.tokens = {number: token.content for number, token in added.items() if token.special}
+        # the longest first: that is the one a tokenizer finds
+        self.texts = tuple(sorted(set(self.tokens.values()), key=lambda text: (-len(text), text)))
         self._spelt = re.compile("|".join(map(re.escape, self.texts))) if self.texts else None
 
     def hide(self, text: str) -> str:
@@ -36,6 +40,13 @@ class ControlTexts:
         if self._spelt is None:
             return text
         return self._spelt.sub(lambda found: _MARK.format(self.texts.index(found.group())), text)
+
+    def hide_typed(self, text: str, reply: str, reply_ids: Sequence[int]) -> str:
+        """`text`, a part of `reply`, with marks, if `reply` spells more control tokens than there are in its ids."""
+        if self._spelt is None:
+            return text
+        sampled = sum(number in self.tokens for number in reply_ids)
+        return self.hide(text) if len(self._spelt.findall(reply)) > sampled else text
 
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered text: its control tokens whole, those that `hide` marked in pieces, as any other text."""

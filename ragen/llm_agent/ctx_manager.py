@@ -114,7 +114,7 @@ class ContextManager:
 
     def __init__(self, tokenizer: Any, config: ContextConfig):
         self.tokenizer, self.config = tokenizer, config
-        self._control_texts = ControlTexts(tokenizer)
+        self.control_texts = ControlTexts(tokenizer)
         self.template = tokenizer.chat_template or PLAIN_TEMPLATE
         self.format = reply_format(config.parser)
         if config.context_window_mode == "limited_multi_turn" and config.max_context_window < 1:
@@ -246,7 +246,7 @@ class ContextManager:
     def _render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         given = {"tools": list(tools)} if tools else {}
         return self.tokenizer.apply_chat_template(
-            [{**message, "content": self._control_texts.hide(message["content"])} for message in messages],
+            [{**message, "content": self.control_texts.hide(message["content"])} for message in messages],
             chat_template=self.template,
             tokenize=False,
             add_generation_prompt=True,
@@ -259,7 +259,7 @@ class ContextManager:
         # The template already wrote every special token that belongs here.
         if not text.isascii():  # half a character, in what an environment says, would stop any tokenizer
             text = text.encode(errors="replace").decode()
-        return self._control_texts.encode(text)
+        return self.control_texts.encode(text)
 
     # --- wording ----------------------------------------------------------------------------------
 
@@ -298,9 +298,9 @@ class ContextManager:
 
     def without_thoughts(self, reply_ids: list[int]) -> str | None:
         """The reply's text without what is between its thinking tags, and without its end token; None: no such tags."""
-        _, said = self._said(reply_ids, self._opened)
+        text, said = self._said(reply_ids, self._opened)
         shortened = self._thoughts.sub("", said)
-        return None if shortened == said else shortened
+        return None if shortened == said else self.control_texts.hide_typed(shortened, text, reply_ids)
 
     def without_opened_thought(self, context: str) -> str:
         """A context's text without the thinking tags that the template itself opens the reply with, if it does."""
