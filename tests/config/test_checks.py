@@ -266,8 +266,8 @@ def test_each_method_says_what_it_is():
 
     assert estimators == {
         "bi_level_gae": "gae", "cispo": "grpo", "dapo": "grpo", "dr_grpo": "grpo", "gigpo": "gigpo", "grpo": "grpo",
-        "gspo": "grpo", "ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus", "rloo": "rloo",
-        "turn_gae": "turn_gae",
+        "gspo": "grpo", "limited_multi_turn": "gae", "ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus",
+        "rloo": "rloo", "single_turn": "gae", "turn_gae": "turn_gae",
     }  # fmt: skip
 
 
@@ -312,6 +312,14 @@ def test_context_keys_that_do_not_go_together(overrides: tuple[str, ...], words:
     [found] = faults(quickstart(*(f"agent_proxy.{override}" for override in overrides)))
 
     assert words in found
+
+
+@pytest.mark.parametrize("mode", ["limited_multi_turn", "single_turn"])
+def test_a_context_preset_goes_with_a_method(mode: str):
+    cfg = load("quickstart", [f"+method=[grpo,{mode}]"])
+
+    assert (cfg.algorithm.adv_estimator, cfg.agent_proxy.context_window_mode) == ("grpo", mode)
+    assert faults(cfg) == []
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "gigpo", "turn_gae"])
