@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ragen.config.errors import ConfigError, Fault
 from ragen.config.model_facts import ModelFacts
 from ragen.config.plan import plan
 from ragen.config.run_dir import open_run, run_name
+from ragen.config.template_faults import template_faults
 from ragen.config.to_verl import resolve_model_path, to_verl
 
 __all__ = ["main"]
@@ -72,7 +74,13 @@ def _run(cfg: DictConfig, config_name: str, words: Sequence[str]) -> int:
         if run.status == "finished":
             print(f"{run.path} is finished; trainer.resume_mode=disable runs it once more, in a folder of its own")
             return 0
-        print(plan(cfg, ModelFacts.of(cfg, resolve_model_path(cfg.model_path)), run=run.name))
+        model = resolve_model_path(cfg.model_path)
+        if faults := template_faults(cfg, model):
+            print(ConfigError(faults), file=sys.stderr)
+            if run.status == "new":  # nothing ran in it
+                shutil.rmtree(run.path)
+            return _EXIT_FAULT
+        print(plan(cfg, ModelFacts.of(cfg, model), run=run.name))
         if run.status == "resume":
             print(f"resuming the run in {run.path}")
         print(flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-__all__ = ["ModelFacts"]
+__all__ = ["ModelFacts", "local_folder"]
 
 #: A prompt has at most this many characters per token, about; used where no tokenizer is at hand.
 _CHARS_PER_TOKEN = 6
@@ -35,7 +35,7 @@ class ModelFacts:
     @classmethod
     def of(cls, cfg: DictConfig, folder: str | Path | None = None) -> ModelFacts:
         """Facts of `cfg.model_path`, or of `folder` where that name is resolved already."""
-        where = _folder(str(folder or cfg.model_path))
+        where = local_folder(str(folder or cfg.model_path))
         envs = {}
         for side in ("train", "val"):
             for tag in cfg.es_manager[side].env_configs.tags:
@@ -45,7 +45,8 @@ class ModelFacts:
         return dataclasses.replace(_shape(where), first_prompt_tokens=prompt)
 
 
-def _folder(model_path: str) -> Path | None:
+def local_folder(model_path: str) -> Path | None:
+    """The folder of a model that is on this machine, given or downloaded; else None."""
     path = Path(model_path).expanduser()
     if (path / "config.json").is_file():
         return path

@@ -25,9 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ragen.config.compose import load
-from ragen.config.errors import ConfigError
 from ragen.env.registry import load_specs
 from ragen.llm_agent.policy import SCRIPTS, ScriptedPolicy
+from ragen.llm_agent.replies import reply_format
 from ragen.llm_agent.template_checks import Subject, Verdict, check_template, play, stop_ids
 from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer.settings import composed_context_config
@@ -52,11 +52,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(argv)
     try:
         cfg = load(options.config_name, options.overrides, options.config_dir)
-        tokenizer, folder = load_model_tokenizer(options.model)
-    except (ConfigError, OSError, ValueError, KeyError, ImportError) as error:
-        print(_in_one(options.model, error), file=sys.stderr)
+        context = composed_context_config(cfg)
+        reply_format(context.parser)
+    except ValueError as error:  # a ConfigError among them
+        print(error, file=sys.stderr)
         return 2
-    verdicts = check_template(tokenizer, composed_context_config(cfg), stop_ids(tokenizer, folder))
+    try:
+        tokenizer, folder = load_model_tokenizer(options.model)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        print(f"{options.model}: no tokenizer can be loaded: {reason}", file=sys.stderr)
+        return 2
+    verdicts = check_template(tokenizer, context, stop_ids(tokenizer, folder))
     right = all(verdict.status != "wrong" for verdict in verdicts)
     episode = _episode(cfg, tokenizer, options.policy, options.seed)
     if options.json:
@@ -178,13 +185,6 @@ def _show(console: Console, options: Any, verdicts: list[Verdict], right: bool, 
         table.add_row(verdict.check, Text(verdict.status, _VERDICT_STYLES[verdict.status]), Text(words))
     console.print(table)
     console.print("The right tokens are trained." if right else "A training would be wrong.")
-
-
-def _in_one(model: str, error: Exception) -> str:
-    if isinstance(error, ConfigError):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{model}: no tokenizer could be loaded: {lines[0] if lines else type(error).__name__}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -311,26 +311,25 @@ def _end_of_turn(subject: Subject) -> Answer:
         f"the template ends a reply with {_quoted(text)}, at which the engine does not stop (it does at {known}): "
         "every reply would go on to response_length"
     )
-    stop = f"</{subject.config.answer_tag}>" if subject.config.parser == "think_answer" else "\\n"
-    return "wrong", says, f"name the end token in generation_config.json, or set agent_proxy.stop=['{stop}']"
+    # what a reply of this format ends with, as far as it is a tag
+    tag = re.search(r"</\w+>$", subject.ctx.format.write(["x"], "", subject.config))
+    stop = f"agent_proxy.stop=['{tag[0]}']" if tag else "agent_proxy.stop to a text that ends a reply"
+    return "wrong", says, f"name the end token in generation_config.json, or set {stop}"
 
 
 @register_check("bos")
 def _bos(subject: Subject) -> Answer:
-    """The beginning-of-text token stands once, at the start."""
+    """The beginning-of-text token stands once at the start, and later only where the template has it."""
     bos = subject.tokenizer.bos_token_id
     if bos is None:
         return "ok", "the tokenizer has no beginning-of-text token"
     prompt, suffix = subject.encode(subject.render(("user", _USER))), subject.encode(subject.after_reply())
     added = subject.tokenizer("x")["input_ids"][:1] == [bos]
-    if bos in suffix and bos not in subject.stops:
-        return (
-            "wrong",
-            "the beginning-of-text token would come again with every turn",
-            "write it at the first message only",
-        )
     if prompt[:2] == [bos, bos]:
         return "wrong", "the prompt begins with two beginning-of-text tokens", "let the template write it once"
+    if bos in suffix and bos not in subject.stops:
+        # some models are trained so: it opens each of their messages, or each of the user's
+        return "adapted", "the template writes the beginning-of-text token in later turns too, and so does RAGEN"
     if added and bos not in prompt[:1]:
         says = "the template writes no beginning-of-text token, though the tokenizer puts one before a plain text"
         return "adapted", says, "begin the template with {{ bos_token }} if the model was trained with one"

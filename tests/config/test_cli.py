@@ -112,3 +112,22 @@ def test_hand_over(capsys: pytest.CaptureFixture[str], tmp_path: Path, small_mod
     (folder,) = tmp_path.iterdir()
     assert config.ragen.run_dir == str(folder) and config.data.train_batch_size == 8
     assert "memory" in capsys.readouterr().out
+
+
+def test_a_template_that_trains_the_wrong_way_stops_the_run(capsys, tmp_path: Path, small_model: Path):
+    """Before Ray, with exit status 2, and without a trace."""
+    import shutil
+
+    model = tmp_path / "model"
+    shutil.copytree(small_model, model)
+    template = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} a {% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    runs = tmp_path / "runs"
+
+    status = cli.main(["--config-name", "quickstart", f"model_path={model}", f"trainer.output_dir={runs}"])
+
+    lines = capsys.readouterr().err.splitlines()
+    assert status == 2 and not list(runs.iterdir())
+    assert all(line.startswith(f"model_path={model}: "[:60]) for line in lines)
+    assert any("end_of_turn under this config: the template ends a reply with" in line for line in lines)
+    assert any("; make the template write it where add_generation_prompt is set" in line for line in lines)

@@ -205,8 +205,8 @@ SHAPES = {
         lambda: begun("{{ bos_token }}{{ bos_token }}" + CHATML), {"bos": "wrong"}, words={"bos": "two beginning"}
     ),
     "beginning of text in every turn": Shape(
-        lambda: begun(CHATML.replace("<|im_start|>", "{{ bos_token }}<|im_start|>")), {"bos": "wrong"},
-        words={"bos": "again with every turn"},
+        lambda: begun(CHATML.replace("<|im_start|>", "{{ bos_token }}<|im_start|>")), {"bos": "adapted"},
+        words={"bos": "in later turns too, and so does RAGEN"},
     ),
     "control tokens that are not special": Shape(
         lambda: ordinary_end(CHATML), {"control_text": "wrong"}, stops=("<|im_end|>",),
