@@ -32,6 +32,8 @@ from ragen.config.to_verl import (
 from ragen.llm_agent.contexts import HISTORY_THINKING, OVERFLOWS, WINDOW_MODES
 from ragen.smollm import NEEDS as SMOLLM_NEEDS
 from ragen.trainer.advantages.table import ESTIMATORS, GROUP_ESTIMATORS, VALUE_ESTIMATORS, estimator_name, supported
+from ragen.trainer.collapse.rules import RULES
+from ragen.trainer.collapse.watch import ACTIONS
 
 __all__ = ["CHECKS", "DERIVED", "EVALUATION_CHECKS", "NOT_BUILT", "check"]
 
@@ -131,6 +133,9 @@ _AT_LEAST: dict[str, float] = {
     "es_manager.train.group_size": 1,
     "es_manager.val.env_groups": 1,
     "es_manager.val.group_size": 1,
+    "collapse_detection.patience": 1,
+    "collapse_detection.baseline_steps": 1,
+    "collapse_detection.ngram": 2,
     "lora.rank": 0,
     "lora.alpha": 1,
     "trainer.total_training_steps": 1,
@@ -191,6 +196,7 @@ _ONE_OF: dict[str, tuple[str, ...]] = {
     "algorithm.rollout_correction.rollout_is": ("auto", "token", "sequence", None),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "reward.mode": ("add", "replace"),
+    "collapse_detection.action": ACTIONS,
 }  # fmt: skip
 #: Key → the estimators that read it, and the value that asks for nothing.
 _READ_BY: tuple[tuple[str, tuple[str, ...], Any], ...] = (
@@ -214,6 +220,7 @@ _NULLABLE = (
     "trainer.v1.sampler.max_off_policy_threshold",
     "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", "actor_rollout_ref.actor.clip_ratio_low",
     "actor_rollout_ref.actor.clip_ratio_high",
+    *(f"collapse_detection.thresholds.{name}" for name in RULES),
 )  # fmt: skip
 
 
@@ -760,11 +767,30 @@ def _resume(cfg: DictConfig) -> Iterator[Fault]:
         yield Fault(key, path, "not a checkpoint", "give the folder named global_step_<n>")
 
 
+def _collapse(cfg: DictConfig) -> Iterator[Fault]:
+    node, trainer = cfg.collapse_detection, cfg.trainer
+    for name, value in node.thresholds.items():
+        if value is not None and value <= 0:
+            yield Fault(f"collapse_detection.thresholds.{name}", value, "out of range", "above 0, or null: off")
+    key = "collapse_detection.action"
+    if node.action == "none":
+        for judged in ("patience", "baseline_steps", *(f"thresholds.{name}" for name in node.thresholds)):
+            if changed(cfg, f"collapse_detection.{judged}"):
+                value = OmegaConf.select(node, judged)
+                yield Fault(f"collapse_detection.{judged}", value, f"not read with {key}=none", f"set {key}=warn")
+    if node.action == "stop":
+        if not trainer.val_before_train:
+            problem = "there is no best checkpoint before the first validation"
+            yield Fault(key, "stop", problem, "set trainer.val_before_train=true")
+        if trainer.test_freq is None or trainer.test_freq < 0:
+            yield Fault(key, "stop", "without validations no checkpoint is the best", "set trainer.test_freq=10")
+
+
 CHECKS: list[Check] = [
     _replies, _reward,
     _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
     _env_entries, _groups, _filter, _refill, _batches, _async, _parallel, _context, _windows, _token_budget, _model,
-    _lora, _reference, _estimator, _resume,
+    _lora, _reference, _estimator, _resume, _collapse,
 ]  # fmt: skip
 #: Those that matter where a model only plays (`ragen.eval.evaluate`).
 EVALUATION_CHECKS: list[Check] = [

@@ -185,11 +185,20 @@ def _own(plain: dict[str, Any]) -> dict[str, Any]:
         "val_sampling": {key: val[key] for key in ("do_sample", "temperature", "top_p", "top_k")},
         "generation_timeout_s": proxy["generation_timeout_s"],
         "episode_timeout_s": proxy["episode_timeout_s"],
-        "keep_best": trainer["keep_best"],
+        "keep_best": _keep_best(plain),
+        "collapse_detection": plain["collapse_detection"],
         "validation_steps": trainer["validation_steps"],
         "generations_to_log": trainer["generations_to_log_to_wandb"],
         "cuda_visible_devices": plain["system"]["CUDA_VISIBLE_DEVICES"],
     }
+
+
+def _keep_best(plain: Mapping[str, Any]) -> str | None:
+    """A run that the collapse watch may stop always keeps its best checkpoint."""
+    name = plain["trainer"]["keep_best"]
+    if name is None and plain["collapse_detection"]["action"] == "stop":
+        return f"val-env/{plain['es_manager']['val']['env_configs']['tags'][0]}/success"
+    return name
 
 
 def _reward_path(path: str | None) -> str | None:

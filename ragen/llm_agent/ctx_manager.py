@@ -225,7 +225,7 @@ class ContextManager:
             return False
 
     @functools.cached_property
-    def _ends(self) -> frozenset[int]:
+    def end_ids(self) -> frozenset[int]:
         """Ids that end a reply and say nothing: the template's end token, and every special one."""
         special = getattr(self.tokenizer, "all_special_ids", ())
         try:
@@ -310,7 +310,7 @@ class ContextManager:
         """A reply's text as it stands, and with `opened`, which the template wrote, and without its end token."""
         text = self.tokenizer.decode(reply_ids, skip_special_tokens=False)
         said = text
-        if reply_ids[-1] in self._ends:
+        if reply_ids[-1] in self.end_ids:
             said = text.removesuffix(self.tokenizer.decode(reply_ids[-1:], skip_special_tokens=False))
         return text, said if said.lstrip().startswith(opened) else opened + said
 

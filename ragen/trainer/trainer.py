@@ -29,6 +29,7 @@ from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer import run_logger
 from ragen.trainer.advantage_phase import AdvantagePhase
 from ragen.trainer.batch_adjust import adjust, is_padding, spread_padding
+from ragen.trainer.collapse.phase import CollapsePhase
 from ragen.trainer.llm_client import AbortableClient, ResumingClient, SeparateClient
 from ragen.trainer.metrics import episode_metrics, failure_summary, log_prob_difference, successes
 from ragen.trainer.panels import Panels
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 BEST_FILE = "best.json"
 
 
-class RagenTrainerMixin(AdvantagePhase):
+class RagenTrainerMixin(AdvantagePhase, CollapsePhase):
     """The RAGEN side of a veRL trainer; put it before veRL's class.
 
     `verl_mode` is the veRL trainer mode that the class extends. veRL treats every name but `sync` as asynchronous, so
@@ -61,6 +62,7 @@ class RagenTrainerMixin(AdvantagePhase):
         self._saved_step = 0
         self._empty_steps = 0
         self._panels = Panels(self._run_dir)
+        self._init_collapse()
         self.replay_buffer.before_poll = self._between_polls
 
     # --- doors ------------------------------------------------------------------------------------
@@ -89,6 +91,7 @@ class RagenTrainerMixin(AdvantagePhase):
     @logger.setter
     def logger(self, tracking):
         self._logger = run_logger.RunLogger(tracking, self._run_dir, last_step=self.global_steps)
+        self._replay_collapse()  # now that the file holds this run's past and nothing else
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -98,6 +101,8 @@ class RagenTrainerMixin(AdvantagePhase):
         self._episodes: list[Trajectory] = []
         if self._stop_requested():
             self._save_and_stop()
+        if self._collapsed:
+            self._save_and_stop(f"; the policy has collapsed: {'; '.join(map(str, self._collapsed))}; {self._best()}")
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         """veRL's `_step_once` with the update left out where the filter kept nothing: its balancing needs a batch."""
@@ -172,6 +177,7 @@ class RagenTrainerMixin(AdvantagePhase):
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
             metrics.update({f"timing_s/{name}": value for name, value in timing_raw.items()})
         metrics["training/update_skipped"] = float(not batch.keys)
+        self._watch_for_collapse(self._episodes, metrics)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str):
         """Every episode of the step as `Trajectory` records, where veRL writes decoded text of the kept ones."""
@@ -224,9 +230,12 @@ class RagenTrainerMixin(AdvantagePhase):
         self._saved_step = self.global_steps
 
     def _keep_best(self, metrics: dict[str, float]) -> None:
-        """`trainer.keep_best`: keep the checkpoint with the highest validation metric in `<checkpoints>/best`."""
+        """`trainer.keep_best`: keep the checkpoint with the highest validation metric in `<checkpoints>/best`.
+
+        The start is kept only for a run that the collapse watch may stop: there must be something to go back to.
+        """
         name = self._own.keep_best
-        if not name or self.global_steps == 0:
+        if not name or (self.global_steps == 0 and self._own.collapse_detection.action != "stop"):
             return
         if name not in metrics:
             raise KeyError(f"trainer.keep_best: no validation metric {name!r}; there are {sorted(metrics)}")
@@ -236,7 +245,7 @@ class RagenTrainerMixin(AdvantagePhase):
             best = json.loads((target / BEST_FILE).read_text())
             if best["metric"] == name and metrics[name] <= best["value"]:
                 return
-        if self._saved_step != self.global_steps:
+        if self._saved_step != self.global_steps or self.global_steps == 0:  # a run begins as if step 0 were saved
             self._save_checkpoint()
         shutil.rmtree(fresh, ignore_errors=True)
         # hard links: veRL may prune the numbered folder, and weights are large
@@ -245,6 +254,12 @@ class RagenTrainerMixin(AdvantagePhase):
         (fresh / BEST_FILE).write_text(json.dumps(record) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
+
+    def _best(self) -> str:
+        """What `_keep_best` kept, in words."""
+        folder = Path(self.config.trainer.default_local_dir) / "best"
+        best = json.loads((folder / BEST_FILE).read_text())
+        return f"best checkpoint: {folder} ({best['metric']} {best['value']:.3g} at step {best['step']})"
 
     def _stop_requested(self) -> bool:
         return self._run_dir is not None and (Path(self._run_dir) / STOP_FILE).exists()
@@ -256,12 +271,15 @@ class RagenTrainerMixin(AdvantagePhase):
             self.agent_loop_manager.abandon()
             self._save_and_stop()
 
-    def _save_and_stop(self) -> None:
-        """Save the state after the last whole step, then leave `fit`."""
+    def _save_and_stop(self, why: str = "") -> None:
+        """Save the state after the last whole step, then leave `fit`.
+
+        why: ends the message.
+        """
         self.global_steps -= 1
         if self._saved_step != self.global_steps:
             self._save_checkpoint()
-        raise StopTraining(f"stopped after step {self.global_steps}, state saved")
+        raise StopTraining(f"stopped after step {self.global_steps}, state saved{why}")
 
 
 class _EmptyBatch(Exception):

@@ -388,3 +388,36 @@ def test_weights_need_sampled_tokens(quickstart: Quickstart):
     assert fault.startswith("enable_response_mask=false: tokens that nobody sampled")
     unweighted = "algorithm.rollout_correction.rollout_is=null"
     assert faults(quickstart(asynchronous, "enable_response_mask=false", unweighted)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["collapse_detection.action=halt"], "collapse_detection.action=halt: unknown; known: none, warn, stop"),
+        (
+            ["collapse_detection.action=stop", "trainer.val_before_train=false"],
+            "collapse_detection.action=stop: there is no best checkpoint before the first validation; "
+            "set trainer.val_before_train=true",
+        ),
+        (
+            ["collapse_detection.action=stop", "trainer.test_freq=-1"],
+            "collapse_detection.action=stop: without validations no checkpoint is the best; set trainer.test_freq=10",
+        ),
+        (
+            ["collapse_detection.action=none", "collapse_detection.patience=2"],
+            "collapse_detection.patience=2: not read with collapse_detection.action=none; "
+            "set collapse_detection.action=warn",
+        ),
+        (
+            ["collapse_detection.thresholds.entropy_fall=-1"],
+            "collapse_detection.thresholds.entropy_fall=-1: out of range; above 0, or null: off",
+        ),
+        (["collapse_detection.patience=0"], "collapse_detection.patience=0: too small; the least is 1"),
+    ],
+)
+def test_the_collapse_watch(quickstart: Quickstart, overrides: list[str], expected: str):
+    assert faults(quickstart(*overrides)) == [expected]
+
+
+def test_a_rule_of_the_collapse_watch_can_be_turned_off(quickstart: Quickstart):
+    assert faults(quickstart("collapse_detection.thresholds.truncation=null", "collapse_detection.action=stop")) == []

@@ -11,9 +11,9 @@ from ragen.trainer.trainer import BEST_FILE, RagenTrainerMixin
 class Trainer:
     """The part of a trainer that keeps the best checkpoint."""
 
-    def __init__(self, root, metric="val-env/A/success"):
+    def __init__(self, root, metric="val-env/A/success", action="warn"):
         self.config = types.SimpleNamespace(trainer=types.SimpleNamespace(default_local_dir=str(root)))
-        self._own = types.SimpleNamespace(keep_best=metric)
+        self._own = types.SimpleNamespace(keep_best=metric, collapse_detection=types.SimpleNamespace(action=action))
         self.root, self.global_steps, self._saved_step = root, 0, 0
 
     def _save_checkpoint(self):
@@ -37,6 +37,15 @@ def test_the_best_is_kept_and_beaten_only_by_a_better_one(tmp_path):
         trainer.validate(step, value)
     assert best(tmp_path) == ({"metric": "val-env/A/success", "value": 0.5, "step": 20}, "20")
     assert not (tmp_path / "global_step_30").exists()  # nothing is saved for a worse one
+
+
+def test_a_run_that_the_collapse_watch_may_stop_keeps_its_start_until_it_is_beaten(tmp_path):
+    trainer = Trainer(tmp_path, action="stop")
+    trainer.validate(0, 0.4)
+    trainer.validate(10, 0.4)
+    assert best(tmp_path) == ({"metric": "val-env/A/success", "value": 0.4, "step": 0}, "0")
+    trainer.validate(20, 0.5)
+    assert best(tmp_path)[1] == "20"
 
 
 def test_a_resumed_run_knows_what_it_has_to_beat(tmp_path):
