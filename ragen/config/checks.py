@@ -26,6 +26,7 @@ from ragen.config.to_verl import (
     RUN_SEED_STRIDE,
     group_filter,
     groups_played,
+    lags,
     resolve_n_groups,
     resolve_seed,
 )
@@ -169,6 +170,7 @@ _WITHIN: dict[str, tuple[float, float, bool]] = {
     "algorithm.overlong_share": (0, 1, False),
     "algorithm.overlong_penalty": (0, math.inf, False),
     "agent_proxy.generation_timeout_s": (0, math.inf, True),
+    "offline.ratio": (0, 1, False),
     "reward.timeout_s": (0, math.inf, True),
     "agent_proxy.episode_timeout_s": (0, math.inf, True),
 }
@@ -540,6 +542,24 @@ def _batches(cfg: DictConfig) -> Iterator[Fault]:
             )  # fmt: skip
 
 
+def _offline(cfg: DictConfig) -> Iterator[Fault]:
+    if cfg.offline.path is None:
+        if changed(cfg, "offline.ratio"):
+            yield Fault("offline.ratio", cfg.offline.ratio, "not read without offline.path", "set offline.path")
+    elif 0 < cfg.offline.ratio <= 1:
+        from ragen.config.offline import faults
+
+        yield from faults(cfg)
+
+
+def _lag(cfg: DictConfig) -> Iterator[Fault]:
+    """What is weighted by the ratio to its sampler must have been sampled."""
+    correction = cfg.algorithm.rollout_correction
+    if lags(cfg) and not cfg.enable_response_mask and correction.rollout_is is not None:
+        yield Fault("enable_response_mask", False, "tokens that nobody sampled have no ratio to their sampler's",
+                    "set it to true, or algorithm.rollout_correction.rollout_is to null")  # fmt: skip
+
+
 def _async(cfg: DictConfig) -> Iterator[Fault]:
     """What the asynchronous trainer modes want, which veRL would say with an assertion after the start."""
     mode, train, v1 = cfg.trainer.v1.trainer_mode, cfg.es_manager.train, cfg.trainer.v1
@@ -548,10 +568,6 @@ def _async(cfg: DictConfig) -> Iterator[Fault]:
             if changed(cfg, f"trainer.v1.{key}"):
                 yield Fault(f"trainer.v1.{key}", OmegaConf.select(v1, key), "ragen_sync plays nothing ahead",
                             "set trainer.v1.trainer_mode to ragen_colocate_async")  # fmt: skip
-        return
-    if not cfg.enable_response_mask and cfg.algorithm.rollout_correction.rollout_is is not None:
-        yield Fault("enable_response_mask", False, "tokens that nobody sampled have no ratio to their sampler's",
-                    "set it to true, or algorithm.rollout_correction.rollout_is to null")  # fmt: skip
     if mode != "ragen_separate_async":
         return
     rollout, sync = cfg.actor_rollout_ref.rollout, v1.separate_async.parameter_sync_step
@@ -789,8 +805,9 @@ def _collapse(cfg: DictConfig) -> Iterator[Fault]:
 CHECKS: list[Check] = [
     _replies, _reward,
     _devices, _engine, _inert, _derived, _not_built, _clip_ratio, _numbers, _choices, _loggers, _seeds, _tags,
-    _env_entries, _groups, _filter, _refill, _batches, _async, _parallel, _context, _windows, _token_budget, _model,
-    _lora, _reference, _estimator, _resume, _collapse,
+    _env_entries, _groups, _filter, _refill, _batches, _async, _lag, _parallel, _context, _windows, _token_budget,
+    _model, _lora, _offline, _reference, _estimator, _resume,
+    _collapse,
 ]  # fmt: skip
 #: Those that matter where a model only plays (`ragen.eval.evaluate`).
 EVALUATION_CHECKS: list[Check] = [

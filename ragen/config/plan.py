@@ -14,7 +14,8 @@ from omegaconf import DictConfig
 
 from ragen.config.devices import cuda_devices
 from ragen.config.model_facts import ModelFacts
-from ragen.config.to_verl import group_filter, lags, resolve_n_groups, resolve_seed
+from ragen.config.offline import cautions, share
+from ragen.config.to_verl import group_filter, lags, recorded, resolve_n_groups, resolve_seed
 from ragen.trainer.advantages.table import VALUE_ESTIMATORS, estimator_name
 
 __all__ = ["Phase", "memory", "plan"]
@@ -168,11 +169,16 @@ def _lag(cfg: DictConfig) -> list[tuple[str, str]]:
     rollout, v1, correction = cfg.actor_rollout_ref.rollout, cfg.trainer.v1, cfg.algorithm.rollout_correction
     rows = []
     if lags(cfg):
-        mode = v1.trainer_mode
-        ahead = v1[mode.removeprefix("ragen_")].num_warmup_batches
         weights = "token" if correction.rollout_is == "auto" else correction.rollout_is
         weighed = f"weights per {weights} cut at {correction.rollout_is_threshold}" if weights else "no weights"
-        rows.append(("lag", f"{mode}: {ahead:g} batches played ahead, {weighed}"))
+        mode = v1.trainer_mode
+        ahead = (
+            "" if mode == "ragen_sync" else f"{v1[mode.removeprefix('ragen_')].num_warmup_batches:g} batches ahead, "
+        )
+        rows.append(("lag", f"{mode}: {ahead}{weighed}"))
+    if recorded(cfg):
+        rows.append(("offline", share(cfg)))
+        rows += [("caution", line) for line in cautions(cfg)]
     if rollout.top_p < 1 or rollout.top_k > 0:
         rows.append(
             (

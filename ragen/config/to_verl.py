@@ -40,7 +40,7 @@ _OWN_REWARD = ("path", "name", "kwargs", "timeout_s", "mode", "in_validation")
 _OWN_TOP = (
     "system", "seed", "micro_batch_size_per_gpu", "ppo_mini_batch_size", "model_path", "attn_implementation",
     "enable_response_mask", "grpo_advantage_length_weight", "lora", "agent_proxy", "es_manager",
-    "collapse_detection", "custom_envs",
+    "collapse_detection", "custom_envs", "offline",
 )  # fmt: skip
 #: veRL's own former places of `reward`, which its start-up takes out as well.
 _LEGACY = ("reward_model", "custom_reward_function", "sandbox_fusion")
@@ -114,7 +114,12 @@ def max_batches(cfg: Mapping[str, Any]) -> int:
 
 def lags(cfg: Mapping[str, Any]) -> bool:
     """Whether what is trained on was sampled by an older policy than the one that a step begins with."""
-    return cfg["trainer"]["v1"]["trainer_mode"] != "ragen_sync"
+    return cfg["trainer"]["v1"]["trainer_mode"] != "ragen_sync" or recorded(cfg)
+
+
+def recorded(cfg: Mapping[str, Any]) -> bool:
+    """Whether a part of what is trained on comes from a recording."""
+    return cfg["offline"]["path"] is not None and cfg["offline"]["ratio"] > 0
 
 
 def groups_played(cfg: Mapping[str, Any]) -> int:
@@ -171,6 +176,7 @@ def _own(plain: dict[str, Any]) -> dict[str, Any]:
         "es_manager": es_manager,
         "agent_proxy": proxy,
         "reward": {**{key: plain["reward"][key] for key in _OWN_REWARD}, "path": _reward_path(plain["reward"]["path"])},
+        "offline": {**plain["offline"], "path": absolute(plain["offline"]["path"])},
         "shuffle_group_rewards": plain["algorithm"]["shuffle_group_rewards"],
         "advantages": {
             **{key: plain["algorithm"][key] for key in (*_ADVANTAGE, *_OWN_ADVANTAGE)},
@@ -199,6 +205,11 @@ def _keep_best(plain: Mapping[str, Any]) -> str | None:
     if name is None and plain["collapse_detection"]["action"] == "stop":
         return f"val-env/{plain['es_manager']['val']['env_configs']['tags'][0]}/success"
     return name
+
+
+def absolute(path: str | None) -> str | None:
+    """A path from wherever the workers run."""
+    return None if path is None else str(Path(path).expanduser().resolve())
 
 
 def _reward_path(path: str | None) -> str | None:
@@ -245,7 +256,9 @@ def _set_sizes(out: dict[str, Any], own: dict[str, Any]) -> None:
                                                         "max_batches": max_batches(out)}  # fmt: skip
     correction = out["algorithm"]["rollout_correction"]
     if correction["rollout_is"] == "auto":
-        correction["rollout_is"] = "token" if lags(out) and not correction["bypass_mode"] else None
+        correction["rollout_is"] = (
+            "token" if lags({**out, "offline": own["offline"]}) and not correction["bypass_mode"] else None
+        )
     for key in [key for key in rollout if key.startswith(_FILTER_PREFIX)]:
         del rollout[key]
 

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-_LUCK, _SAMPLER, _SHUFFLE, _RESUMED, _ADJUST = (
-    1,
-    2,
-    3,
-    4,
-    5,
-)  # distinct branches of the tree, so that no two streams coincide
+# distinct branches of the tree, so that no two streams coincide
+# distinct branches of the tree, so that no two streams coincide
+_LUCK, _SAMPLER, _SHUFFLE, _RESUMED, _ADJUST, _OFFLINE = range(1, 7)
 
 
 def _draw(*path: int) -> int:
@@ -44,6 +40,11 @@ def shuffle_seed(run_seed: int, group_seed: int) -> int:
 def adjust_seed(run_seed: int, step: int) -> int:
     """Seed of the draw of samples that are repeated or left out in a step (`agent_proxy.batch_adjust_mode`)."""
     return _draw(_ADJUST, run_seed, step)
+
+
+def offline_order(run_seed: int, round_: int) -> int:
+    """Seed of the order in which pass `round_` goes through recorded groups (`offline.path`)."""
+    return _draw(_OFFLINE, run_seed, round_)
 
 
 def group_seed(base_seed: int, row: int) -> int:

@@ -12,6 +12,8 @@
 | `<tag>/non-zero/<key>` | share of episodes in which `<key>` is not 0 |
 | `response_length` | sampled tokens per episode |
 | `episodes`, `failed/<reason>`, `ended/<reason>` | counts; failed episodes enter no other metric |
+
+Recorded episodes (`offline.path`) enter none of these; `offline_metrics` counts them.
 """
 
 from __future__ import annotations
@@ -61,7 +63,32 @@ def successes(trajectories: Sequence[Trajectory]) -> dict[tuple[str, int, int], 
     return {(t.tag, t.seed, t.member): t.metrics.get("success", 0.0) if t.usable else 0.0 for t in trajectories}
 
 
-def log_prob_difference(actor: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+def offline_metrics(groups: Sequence[Sequence[Trajectory]], rounds: Sequence[int], step: int) -> dict[str, float]:
+    """What of a step came from a recording; empty where nothing did.
+
+    | metric | meaning |
+    |---|---|
+    | `offline/groups`, `offline/episodes` | how many |
+    | `offline/pass` | how often the recording has been gone through, this pass included |
+    | `offline/age/mean`, `offline/age/max` | steps from the weights that sampled an episode to the present ones |
+
+    The age counts in steps of the recording's own run: below 0, the recording is of a policy that was trained longer.
+    """
+    if not groups:
+        return {}
+    ages = [step - 1 - t.model_version[1] for group in groups for t in group]
+    return {
+        "offline/groups": float(len(groups)),
+        "offline/episodes": float(len(ages)),
+        "offline/pass": float(max(rounds) + 1),
+        "offline/age/mean": float(np.mean(ages)),
+        "offline/age/max": float(max(ages)),
+    }
+
+
+def log_prob_difference(
+    actor: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, *, prefix: str = "training/rollout"
+) -> dict[str, float]:
     """How far apart the actor and the rollout engine are on the sampled tokens, in log-probability.
 
     In float32 they agree to about 1e-6 when the engine holds the actor's weights; bfloat16 kernels differ by about
@@ -75,8 +102,8 @@ def log_prob_difference(actor: torch.Tensor, rollout: torch.Tensor, mask: torch.
     if not difference.numel():
         return {}
     return {
-        "training/rollout_log_prob_diff_mean": difference.mean().item(),
-        "training/rollout_log_prob_diff_max": difference.max().item(),
+        f"{prefix}_log_prob_diff_mean": difference.mean().item(),
+        f"{prefix}_log_prob_diff_max": difference.max().item(),
     }
 
 

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ragen.llm_agent.trajectory import TrainingSample, Trajectory
 from ragen.rewards import RewardFunction
 from ragen.trainer.llm_client import VerlPolicy
 from ragen.trainer.progress import RolloutBar
+from ragen.trainer.recording import Drawn, Recording, load_groups
 from ragen.trainer.settings import context_config, train_sampling, val_sampling
 from ragen.trainer.shuffled_rewards import shuffle_group_rewards
 
@@ -38,6 +39,15 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that cancelled episodes get to give back their environments and abort their replies.
 CANCEL_GRACE_S = 10.0
+
+
+class Taken(NamedTuple):
+    """What the groups of a step were."""
+
+    played: list[Trajectory]
+    """Every episode that was played, failed ones included."""
+    recorded: list[Drawn]
+    """The groups that came from a recording instead."""
 
 
 class RagenAgentLoopManager:
@@ -76,6 +86,9 @@ class RagenAgentLoopManager:
         #: Names the wording of the run's prompts, see `ragen.llm_agent.prompt_hash`.
         self.prompt_hash = record_prompts(own.run_dir, settings) if own.run_dir else prompt_hash(settings)
         self._shuffle_rewards = bool(own.shuffle_group_rewards)
+        self._recording: Recording | None = None
+        if own.offline.path is not None and own.offline.ratio > 0:
+            self._recording = Recording(load_groups(own.offline.path), own.offline.ratio, own.seed.train)
         self._groups: dict[str, Future] = {}  # by uid
         self._bar: RolloutBar | None = None
 
@@ -98,23 +111,27 @@ class RagenAgentLoopManager:
         rows, uids = _column(batch, "row"), _column(batch, "uid")
         step = int(_scalar(batch, "global_steps"))
         proxy = self._proxies["train"]
-        total = len(rows) * proxy.es.split.group_size
+        total = sum(self._drawn(row) is None for row in rows) * proxy.es.split.group_size
         if self._bar is not None:  # the step's further groups, where the filter kept too few
             self._bar.close()
         self._bar = RolloutBar(f"step {step} rollout", total, proxy)
         for row, uid in zip(rows, uids, strict=True):
             self._groups[uid] = self._submit(self._group(int(row), uid, step))
 
-    def take(self, uids: Collection[str]) -> list[Trajectory]:
-        """Every episode of the groups `uids`, failed ones included, in the order in which the groups were started.
+    def _drawn(self, row: int) -> Drawn | None:
+        return None if self._recording is None else self._recording.draw(int(row))
+
+    def take(self, uids: Collection[str]) -> Taken:
+        """The episodes of the groups `uids`, in the order in which the groups were started.
 
         Waits for those still running. A group that an earlier process played, before a resume, is not known here.
         """
         taken = [self._groups.pop(uid) for uid in list(self._groups) if uid in uids]
-        trajectories = [trajectory for group in taken for trajectory in group.result()]
+        results = [group.result() for group in taken]
         if self._bar is not None:
             self._bar.close()
-        return trajectories
+        played = [trajectory for group in results if isinstance(group, list) for trajectory in group]
+        return Taken(played, [group for group in results if isinstance(group, Drawn)])
 
     def raise_if_broken(self) -> None:
         """Raise what a group raised: a fault of ours, never of an environment or a generation."""
@@ -133,10 +150,11 @@ class RagenAgentLoopManager:
         if self._bar is not None:
             self._bar.close()
 
-    async def _group(self, row: int, uid: str, step: int) -> list[Trajectory]:
+    async def _group(self, row: int, uid: str, step: int) -> list[Trajectory] | Drawn:
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
         proxy = self._proxies["train"]
-        trajectories = await proxy.rollout(proxy.es.group_tasks(row))
+        drawn = self._drawn(row)
+        trajectories = list(drawn.episodes) if drawn else await proxy.rollout(proxy.es.group_tasks(row))
         keys, fields, tags = [], [], []
         for trajectory in self._as_rewarded(trajectories):
             if not trajectory.usable:
@@ -144,7 +162,8 @@ class RagenAgentLoopManager:
             for index, sample in enumerate(self.ctx.formulate(trajectory)):
                 keys.append(f"{uid}_{trajectory.member}_{index}")
                 fields.append(sample_fields(sample, trajectory, uid))
-                tags.append(sample_tag(sample, trajectory, step))
+                # a recorded group takes the place of its row, whatever number it had in its own run
+                tags.append({**sample_tag(sample, trajectory, step), "env_group": row, "recorded": int(bool(drawn))})
         if keys:
             await tq.async_kv_batch_put(
                 keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train"
@@ -152,7 +171,7 @@ class RagenAgentLoopManager:
         # A group with any usable episode is trained on; veRL's async modes would evict a failed one whole.
         status = {"status": "finished" if keys else "failure"}
         await tq.async_kv_put(key=uid, partition_id="train", tag=status)
-        return trajectories
+        return drawn or trajectories
 
     def _as_rewarded(self, group: list[Trajectory]) -> list[Trajectory]:
         """The group as it is trained on; metrics and dumps keep the rewards that were earned."""

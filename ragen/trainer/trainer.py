@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
@@ -31,7 +32,7 @@ from ragen.trainer.advantage_phase import AdvantagePhase
 from ragen.trainer.batch_adjust import adjust, is_padding, spread_padding
 from ragen.trainer.collapse.phase import CollapsePhase
 from ragen.trainer.llm_client import AbortableClient, ResumingClient, SeparateClient
-from ragen.trainer.metrics import episode_metrics, failure_summary, log_prob_difference, successes
+from ragen.trainer.metrics import episode_metrics, failure_summary, log_prob_difference, offline_metrics, successes
 from ragen.trainer.panels import Panels
 from ragen.trainer.startup import say
 from ragen.trainer.stop import STOP_FILE, StopTraining
@@ -126,13 +127,20 @@ class RagenTrainerMixin(AdvantagePhase, CollapsePhase):
     def on_sample_end(self):
         """Groups have ended and left the replay buffer: gather their episodes, failed ones included."""
         super().on_sample_end()
-        episodes = self.agent_loop_manager.take(self.replay_buffer.take_left())
-        self._episodes += episodes  # a step of separate_async samples several times
+        taken = self.agent_loop_manager.take(self.replay_buffer.take_left())
+        self._episodes += taken.played  # a step of separate_async samples several times
+        played = {}
+        if taken.played or not taken.recorded:
+            played = episode_metrics(taken.played, group_size=self.agent_loop_manager.group_size("train"))
+        recorded = offline_metrics(
+            [d.episodes for d in taken.recorded], [d.round for d in taken.recorded], self.global_steps
+        )
         self._sampled_metrics = {
-            f"train/{key}": value
-            for key, value in episode_metrics(episodes, group_size=self.agent_loop_manager.group_size("train")).items()
-        } | self.agent_loop_manager.counters()
-        if failures := failure_summary(episodes):
+            **{f"train/{key}": value for key, value in played.items()},
+            **recorded,
+            **self.agent_loop_manager.counters(),
+        }
+        if failures := failure_summary(taken.played):
             logger.warning("step %d: episodes failed: %s", self.global_steps, failures)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
@@ -165,8 +173,10 @@ class RagenTrainerMixin(AdvantagePhase, CollapsePhase):
         if self._own.enable_response_mask:  # otherwise the mask covers tokens that nobody sampled
             fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-            columns = (data[field].to_padded_tensor(0) if data[field].is_nested else data[field] for field in fields)
-            metrics.update(log_prob_difference(*columns))
+            columns = [data[field].to_padded_tensor(0) if data[field].is_nested else data[field] for field in fields]
+            recorded = torch.tensor([bool(tag.get("recorded", 0)) for tag in batch.tags])
+            metrics.update(log_prob_difference(*(column[~recorded] for column in columns)))
+            metrics.update(log_prob_difference(*(column[recorded] for column in columns), prefix="offline/actor"))
         return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics, timing_raw, global_steps, epoch):

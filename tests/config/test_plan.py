@@ -84,7 +84,7 @@ def test_plan_counts_updates_and_says_what_lags(quickstart: Quickstart):
     text = plan(quickstart(*overrides), ModelFacts())
 
     assert "4 mini-batches of 32 x 2 epochs = 8 updates" in text
-    assert "ragen_colocate_async: 1 batches played ahead, weights per token cut at 2.0" in text
+    assert "ragen_colocate_async: 1 batches ahead, weights per token cut at 2.0" in text
     assert "caution" not in text
 
 
