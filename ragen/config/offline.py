@@ -61,10 +61,10 @@ def faults(cfg: DictConfig) -> Iterator[Fault]:
     if silent:
         yield Fault(_KEY, path, f"{len(silent)} of {len(episodes)} episodes have no log-probs: a script or a chat API "
                     "played them, or a greedy sampler", "record a model that samples")  # fmt: skip
-    longest = max(len(t.token_ids) for t in episodes)
+    longest = max(int((t.turn_ends() + 1 - t.context_starts).max()) for t in episodes)
     if longest > cfg.actor_rollout_ref.rollout.max_model_len:
         yield Fault("actor_rollout_ref.rollout.max_model_len", cfg.actor_rollout_ref.rollout.max_model_len,
-                    f"a recorded episode has {longest} tokens", f"set it to {longest} or more")  # fmt: skip
+                    f"a recorded reply ends {longest} tokens after its context began", f"set it to {longest} or more")  # fmt: skip
     first = resolve_seed(cfg.seed)["val"]
     panel = range(first, first + cfg.es_manager.val.env_groups * cfg.trainer.validation_steps)
     judged = {t.seed for t in episodes if t.seed in panel}
@@ -144,9 +144,8 @@ def _prompts(cfg: DictConfig, tokenizer: Any) -> dict[str, Any]:
 
 
 def _differences(then: Any, now: Any, at: str = "") -> list[str]:
-    """Names of what differs, in dots; an environment that only one of the two has is no difference."""
+    """Names of what differs, in dots; what only one of the two has (a setting of another release) is no difference."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
-        keys = then.keys() & now.keys() if at == "environments" else then.keys() | now.keys()
-        below = ((then.get(key), now.get(key), f"{at}.{key}" if at else key) for key in sorted(keys))
+        below = ((then[key], now[key], f"{at}.{key}" if at else key) for key in sorted(then.keys() & now.keys()))
         return [name for before, after, where in below for name in _differences(before, after, where)]
     return [] if then == now else [at]
