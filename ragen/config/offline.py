@@ -64,7 +64,8 @@ def faults(cfg: DictConfig) -> Iterator[Fault]:
     longest = max(int((t.turn_ends() + 1 - t.context_starts).max()) for t in episodes)
     if longest > cfg.actor_rollout_ref.rollout.max_model_len:
         yield Fault("actor_rollout_ref.rollout.max_model_len", cfg.actor_rollout_ref.rollout.max_model_len,
-                    f"a recorded reply ends {longest} tokens after its context began", f"set it to {longest} or more")  # fmt: skip
+                    f"a recorded reply ends {longest} tokens after its context began",
+                    f"set it to {longest} or more")  # fmt: skip
     first = resolve_seed(cfg.seed)["val"]
     panel = range(first, first + cfg.es_manager.val.env_groups * cfg.trainer.validation_steps)
     judged = {t.seed for t in episodes if t.seed in panel}
