@@ -515,7 +515,8 @@ def test_close_is_quick_and_leaves_no_process(children):
 
 HOST = """
     # No `if __name__ == "__main__"`: a worker that imported this file again would print again.
-    import asyncio, sys, threading
+    import asyncio, signal, sys, threading
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands down "ignore"
     sys.path.append({here!r})
     import hostile_env
     from ragen.env.isolation import EnvPool
