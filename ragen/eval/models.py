@@ -40,12 +40,15 @@ class Player:
     """What else can change its replies; part of an evaluation's identity."""
     open: Any
     """`ContextManager` → async context manager of its `Policy`."""
-    unlimited: bool = False
-    """Its contexts are not limited by `max_model_len`."""
+    scripted: bool = False
+    """A script: it says one action a reply, and no length of a text limits it."""
 
     def context_config(self, config: ContextConfig) -> ContextConfig:
-        """The settings of contexts as this player takes them."""
-        return dataclasses.replace(config, max_model_len=_NO_LIMIT) if self.unlimited else config
+        """The settings as this player takes them: a script gets as many actions as a model, in more turns."""
+        if not self.scripted:
+            return config
+        turns = config.max_turn * config.max_actions_per_turn
+        return dataclasses.replace(config, max_model_len=_NO_LIMIT, max_turn=turns)
 
 
 def player_of(cfg: DictConfig) -> Player:
@@ -73,10 +76,9 @@ def script_player(path: str) -> Player:
     @asynccontextmanager
     async def opened(ctx: ContextManager) -> AsyncIterator[Policy]:
         # a script's reply is as long as it is in whatever tokens
-        roomy = dataclasses.replace(ctx.config, response_length=_NO_LIMIT)
-        yield ScriptedPolicy(SCRIPTS[script], ContextManager(ctx.tokenizer, roomy))
+        yield ScriptedPolicy(SCRIPTS[script], ctx, cut=False)
 
-    return Player(path, script, make_tokenizer(Recipe()), 256, {}, opened, unlimited=True)
+    return Player(path, script, make_tokenizer(Recipe()), 256, {}, opened, scripted=True)
 
 
 def folder_player(cfg: DictConfig) -> Player:

@@ -82,14 +82,15 @@ class ScriptedPolicy:
     Args:
         script: async `(episode, rng) -> list of action names` for the present turn.
         context: formats and tokenises the reply as a model would write it.
+        cut: end a reply at its token limit, as a model's would; False: a reply is as long as it is.
     """
 
-    def __init__(self, script: Script, context: ContextManager):
-        self._script, self._context = script, context
+    def __init__(self, script: Script, context: ContextManager, *, cut: bool = True):
+        self._script, self._context, self._cut = script, context, cut
 
     def bind(self, episode: Episode) -> Policy:
         """The policy of one episode; the agent proxy calls it once per episode."""
-        return _BoundScript(self._script, self._context, episode)
+        return _BoundScript(self._script, self._context, episode, self._cut)
 
 
 @dataclass
@@ -97,10 +98,13 @@ class _BoundScript:
     script: Script
     context: ContextManager
     episode: Episode
+    cut: bool
 
     async def generate(self, prompt_ids, sampling, images=None, episode="") -> Generation:
         actions = await self.script(self.episode, np.random.default_rng(sampling.seed))
-        ids = self.context.reply_ids(actions)[: sampling.max_tokens]
+        ids = self.context.reply_ids(actions)
+        if self.cut:
+            ids = ids[: sampling.max_tokens]
         return Generation(ids, [0.0] * len(ids))
 
 

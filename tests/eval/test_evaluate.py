@@ -184,3 +184,10 @@ def test_a_missing_model_is_a_fault_of_the_config(capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["model_path=./no/such/folder", "limit=1"]) == 2
     assert "model_path=./no/such/folder: neither a folder here nor" in capsys.readouterr().err
+
+
+def test_a_script_is_the_ceiling_also_where_replies_are_short(tmp_path):
+    short = ("panel=null", "es_manager.val.env_configs.tags=[Countdown]", "es_manager.val.env_configs.n_groups=[3]",
+             "es_manager.val.env_groups=3", "actor_rollout_ref.rollout.response_length=4")  # fmt: skip
+    assert run(tmp_path, "model_path=scripted:oracle", *short) == 0
+    assert summary_of(tmp_path)["tags"]["Countdown"]["success"] == 1.0
