@@ -54,5 +54,6 @@ class ProbeTrainer(RagenTrainerSync):
 
 if __name__ == "__main__":
     run_dir, config_name, *overrides = sys.argv[1:]
-    cfg = load(config_name, ["trainer.v1.trainer_mode=ragen_probe", *overrides])
-    raise SystemExit(run(to_verl(cfg, config_name=config_name, run_dir=run_dir)))
+    cfg = to_verl(load(config_name, overrides), config_name=config_name, run_dir=run_dir)
+    cfg.trainer.v1.trainer_mode = "ragen_probe"
+    raise SystemExit(run(cfg))
