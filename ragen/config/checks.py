@@ -20,7 +20,7 @@ from ragen.config.compose import changed, default, is_open, leaves, schema, sugg
 from ragen.config.devices import cuda_devices, installed
 from ragen.config.errors import NO_VALUE, Fault, nearest
 from ragen.config.inert import INERT
-from ragen.config.model_facts import ModelFacts
+from ragen.config.model_facts import ModelFacts, local_folder
 from ragen.config.to_verl import (
     FIRST_TRAIN_SEED,
     RUN_SEED_STRIDE,
@@ -717,8 +717,9 @@ def _model(cfg: DictConfig) -> Iterator[Fault]:
     folder = Path(path).expanduser()
     if looks_local and not folder.is_dir():
         yield Fault("model_path", path, "no such folder", "give a model's folder, a hub name, or tiny")
-    elif folder.is_dir() and not (folder / "config.json").is_file():
-        yield Fault("model_path", path, "holds no config.json", "give the folder of a Hugging Face model")
+    elif folder.is_dir() and local_folder(path) is None:
+        yield Fault("model_path", path, "holds no config.json",
+                    "give a Hugging Face folder, or a checkpoint: <run>/checkpoints/global_step_<n>")  # fmt: skip
     elif "/" not in path and not folder.is_dir() and path != "tiny":
         yield Fault("model_path", path, "neither a folder nor owner/name of a hub",
                     _did_you_mean(path, ("tiny", "smollm")))  # fmt: skip

@@ -11,6 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ragen.checkpoint import actor_folder
+
 __all__ = ["ModelFacts", "local_folder"]
 
 #: A prompt has at most this many characters per token, about; used where no tokenizer is at hand.
@@ -46,8 +48,10 @@ class ModelFacts:
 
 
 def local_folder(model_path: str) -> Path | None:
-    """The folder of a model that is on this machine, given or downloaded; else None."""
+    """The folder of a model's config and tokenizer on this machine: given, downloaded or a checkpoint's; else None."""
     path = Path(model_path).expanduser()
+    if (actor := actor_folder(path)) is not None:
+        path = actor / "huggingface"
     if (path / "config.json").is_file():
         return path
     if model_path.count("/") != 1 or model_path.startswith(("/", ".", "~")):

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ragen.config.errors import Fault
-from ragen.config.model_facts import ModelFacts
+from ragen.config.model_facts import ModelFacts, local_folder
 from ragen.config.to_verl import absolute, recorded, resolve_seed
 from ragen.eval.records import RecordError
 from ragen.eval.run_tokenizer import TokenizerNotFound, load_tokenizer
@@ -109,7 +109,7 @@ def _beside(path: Path, name: str) -> Path | None:
 @functools.lru_cache(maxsize=1)
 def _load(model_path: str) -> Any:
     try:
-        return load_tokenizer(model_path, Path(model_path))
+        return load_tokenizer(str(local_folder(model_path) or model_path), Path(model_path))
     except TokenizerNotFound:
         return None
 

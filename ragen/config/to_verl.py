@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from ragen.checkpoint import actor_folder
 from ragen.trainer.advantages.table import GROUP_ESTIMATORS, VALUE_ESTIMATORS
 from ragen.trainer.rollout_filter import GroupFilter
 
@@ -134,7 +135,8 @@ def groups_played(cfg: Mapping[str, Any]) -> int:
 
 
 def resolve_model_path(model_path: str) -> str:
-    """A folder or hub name; the names of the models that the project makes itself become their folder."""
+    """A folder or hub name; the names of the models that the project makes itself become their folder, and a training
+    checkpoint the folder that it is exported to."""
     if model_path == "tiny":
         from ragen.tiny_model import path  # builds the model on first use: minutes
 
@@ -143,6 +145,10 @@ def resolve_model_path(model_path: str) -> str:
         from ragen.smollm import path as smollm_path
 
         return str(smollm_path())
+    if actor_folder(model_path) is not None:
+        from ragen.export import cached_export
+
+        return str(cached_export(model_path))
     if model_path.startswith(("~", "./", "../")):
         return str(Path(model_path).expanduser().resolve())
     return model_path

@@ -55,6 +55,17 @@ SIGNATURES = {
     "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": ["global_steps"],
     "verl.checkpoint_engine.base:CheckpointEngineManager.sleep_replicas": [],
     "verl.checkpoint_engine.base:CheckpointEngineManager.wake_up_replicas": [],
+    # export
+    "verl.model_merger.fsdp_model_merger:merge_non_dtensor_shards": ["key", "shards"],
+    "verl.model_merger.fsdp_model_merger:FSDPModelMerger.merge_and_save": [],
+    "verl.model_merger.fsdp_model_merger:FSDPModelMerger._load_and_merge_state_dicts": [
+        "world_size",
+        "total_shards",
+        "mesh_shape",
+        "mesh_dim_names",
+    ],
+    "verl.model_merger.fsdp_model_merger:FSDPModelMerger._merge_by_placement": ["tensors", "placement"],
+    "verl.model_merger.base_model_merger:BaseModelMerger.save_hf_model_and_tokenizer": ["state_dict"],
     # rollouts
     "verl.workers.rollout.llm_server:LLMServerClient.generate": [
         "request_id",
