@@ -11,6 +11,7 @@ Members of one group share their start, so the interval counts each start once (
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -41,14 +42,17 @@ class Played:
     """None: the episode failed."""
     turns: float | None
     luck: int | None
+    tokens: bytes
+    """Digest of all token ids, read and written."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Played:
         """Read it off a trajectory."""
+        tokens = hashlib.blake2b(trajectory.token_ids.tobytes(), digest_size=16).digest()
         if not trajectory.usable:
-            return cls(0.0, None, None, trajectory.luck)
+            return cls(0.0, None, None, trajectory.luck, tokens)
         solved = float(trajectory.metrics.get("success", 0.0) > 0)
-        return cls(solved, trajectory.episode_return, float(trajectory.num_turns), trajectory.luck)
+        return cls(solved, trajectory.episode_return, float(trajectory.num_turns), trajectory.luck, tokens)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,9 @@ class Difference:
     only_before: int | None = None
     """success: episodes that only `before` solved."""
     only_after: int | None = None
+    """success: episodes that only `after` solved."""
+    identical: int | None = None
+    """success: episodes with the same token ids on both sides."""
 
 
 def load_panel(path: Path) -> Panel:
@@ -174,6 +181,7 @@ def _rows(tag: str, keys: list[Key], before: Panel, after: Panel) -> list[Differ
             counts = {
                 "only_before": sum(a > b for a, b in zip(x, y, strict=True)),
                 "only_after": sum(b > a for a, b in zip(x, y, strict=True)),
+                "identical": sum(before.episodes[key].tokens == after.episodes[key].tokens for key, _, _ in pairs),
             }
         rows.append(Difference(tag, measure, len(pairs), sum(x) / len(x), sum(y) / len(y), mean, low, high, **counts))
     return rows
@@ -198,6 +206,12 @@ def table(rows: Sequence[Difference]) -> str:
     return "\n".join(lines)
 
 
+def identical(rows: Sequence[Difference]) -> str:
+    """How many episodes are the same on both sides, token by token, over all tags."""
+    whole = [row for row in rows if row.measure == "success"][-1]
+    return f"token-identical: {whole.identical} of {whole.pairs} episodes"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 2: the two sides cannot be compared."""
     parser = argparse.ArgumentParser(
@@ -212,7 +226,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PanelError, RecordError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps([asdict(row) for row in rows], indent=2) if options.json else table(rows))
+    print(
+        json.dumps([asdict(row) for row in rows], indent=2) if options.json else f"{table(rows)}\n\n{identical(rows)}"
+    )
     return 0
 
 

@@ -38,9 +38,19 @@ def test_the_difference_is_per_tag_and_over_all(sides):
 def test_the_command_prints_a_table(sides, capsys):
     assert module.main([str(path) for path in sides]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "token-identical: 8 of 8 episodes"
     assert "| SimpleSokoban | success | 4 | 0.0 % | 100.0 % | +100.0 | [+100.0, +100.0] | 0 | 4 |" in lines
     assert module.main([*map(str, sides), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["difference"] == 1.0
+
+
+def test_it_says_how_many_episodes_are_the_same_token_by_token(played, tmp_path, capsys):
+    ids = played[2].token_ids.copy()
+    ids[-1] += 1
+    write_records(tmp_path / "a.jsonl", played)
+    write_records(tmp_path / "b.jsonl", [*played[:2], dataclasses.replace(played[2], token_ids=ids), *played[3:]])
+    assert module.main([str(tmp_path / f"{x}.jsonl") for x in "ab"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "token-identical: 7 of 8 episodes"
 
 
 def test_failed_episodes_count_as_unsolved_and_have_no_return(played, tmp_path):
