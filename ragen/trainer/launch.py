@@ -123,16 +123,32 @@ def _stop_file(run_dir: str | None) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+def _ray_init(**settings: Any) -> Any:
+    """`ray.init`, tried again where the machine was too busy: Ray gives its node half a minute to come up."""
+    import ray
+    import tenacity
+
+    def once_more(state: tenacity.RetryCallState) -> None:
+        ray.shutdown()
+        say("Ray did not come up in time on this busy machine; once more")
+
+    again = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(4),
+        retry=tenacity.retry_if_exception_message(match=".*timed out during startup"),
+        before_sleep=once_more,
+        reraise=True,
+    )
+    return again(ray.init, **settings)
+
+
 def _start_ray(config: DictConfig, env_vars: dict[str, str]) -> Path:
     """Start or join Ray as `ray_kwargs.ray_init` says. Returns the folder of its workers' logs."""
-    import ray
-
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     runtime_env = settings.pop("runtime_env", None) or {}
     runtime_env = {**runtime_env, "env_vars": {**env_vars, **(runtime_env.get("env_vars") or {})}}
     # Without an address of a cluster a Ray of its own: `local` never joins another run's.
     address = settings.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
-    context = ray.init(address=address, runtime_env=runtime_env, **settings)
+    context = _ray_init(address=address, runtime_env=runtime_env, **settings)
     logs = _link_logs(config.ragen.run_dir, context.address_info["session_dir"])
     say(f"Ray is up; what its workers print is in {logs}")
     return logs

@@ -16,7 +16,6 @@ from ragen.env import load_specs, make_env
 from ragen.env.remote.env import RemoteEnvError
 from ragen.env.serve import MAX_BODY, create_app, find_spec, main, parser
 
-pytest.importorskip("tenacity", reason="the extra 'serve' is not installed")
 
 
 @contextlib.contextmanager

@@ -104,3 +104,39 @@ def test_both_ends_of_the_weight_transfer_are_adapted(monkeypatch):
     monkeypatch.setattr(utils, "vLLMColocateWorkerExtension", receiver)
     verl_plugin.install()
     assert sender().zmq_handle == receiver()._get_zmq_handle() == "ipc:///tmp/rl-colocate-zmq-mine-1"
+
+
+@pytest.mark.parametrize("slow_starts, came_up", [(2, True), (9, False)])
+def test_ray_gets_another_chance_on_a_busy_machine(monkeypatch, slow_starts, came_up):
+    calls = []
+
+    def init(**settings):
+        calls.append(settings)
+        if len(calls) <= slow_starts:
+            raise Exception("The current node timed out during startup. This could happen because …")
+        return "up"
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: calls.append("shutdown"))
+    if came_up:
+        assert launch._ray_init(address="local") == "up"
+        assert (
+            calls
+            == [{"address": "local"}, "shutdown", {"address": "local"}, "shutdown", {"address": "local"}][: len(calls)]
+        )
+    else:
+        with pytest.raises(Exception, match="timed out during startup"):
+            launch._ray_init(address="local")
+
+
+def test_another_fault_of_ray_is_told_at_once(monkeypatch):
+    calls = []
+
+    def init(**settings):
+        calls.append(settings)
+        raise ConnectionError("no cluster there")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConnectionError):
+        launch._ray_init(address="1.2.3.4:6379")
+    assert len(calls) == 1
