@@ -113,6 +113,7 @@ def test_a_reply_is_four_tokens_and_its_suffix_does_not_repeat_the_end(ctx, toke
     assert tokenizer.decode(ended).startswith("\n<|im_start|>user\nReward: -0.1\nTurn 2 of ")
 
 
+@pytest.mark.wide
 def test_a_built_folder_loads_as_what_trainer_and_engine_expect(built, tokenizer):
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, GenerationConfig
 

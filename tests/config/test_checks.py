@@ -50,11 +50,12 @@ def test_any_config_runs_on_a_cpu_with_the_preset(name: str):
     assert faults(load(name, ["+hw=cpu"])) == []
 
 
-@pytest.mark.parametrize("hardware", ["1x24gb", "1x80gb"])
+@pytest.mark.parametrize("hardware", ["1x24gb", pytest.param("1x80gb", marks=pytest.mark.wide)])
 def test_gpu_presets_are_sound(hardware: str, two_gpus: None):
     assert faults(load("_2_sokoban", [f"+hw={hardware}"])) == []
 
 
+@pytest.mark.wide
 def test_eight_gpu_preset_needs_eight(two_gpus: None):
     found = faults(load("_2_sokoban", ["+hw=8x80gb"]))
 
@@ -314,7 +315,7 @@ def test_context_keys_that_do_not_go_together(overrides: tuple[str, ...], words:
     assert words in found
 
 
-@pytest.mark.parametrize("mode", ["limited_multi_turn", "single_turn"])
+@pytest.mark.parametrize("mode", ["limited_multi_turn", pytest.param("single_turn", marks=pytest.mark.wide)])
 def test_a_context_preset_goes_with_a_method(mode: str):
     cfg = load("quickstart", [f"+method=[grpo,{mode}]"])
 

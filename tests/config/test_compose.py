@@ -12,14 +12,20 @@ from ragen.config import ConfigError, load
 from ragen.config.compose import CONFIG_DIR, changed, compose, config_names, schema
 
 HARDWARE = sorted(p.stem for p in (CONFIG_DIR / "hw").glob("*.yaml"))
+NAMES = sorted(p.stem for p in CONFIG_DIR.glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIG_DIR.glob("*.yaml")))
+def all_but(quick: set[str], names: list[str]) -> list:
+    """The names as parameters; all but the quick ones are left to the wide tests."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.wide) for name in names]
+
+
+@pytest.mark.parametrize("name", all_but({"base", "quickstart", "_2_sokoban", "eval"}, NAMES))
 def test_every_config_composes_and_resolves(name: str):
     OmegaConf.to_container(load(name), resolve=True, throw_on_missing=False)
 
 
-@pytest.mark.parametrize("hardware", HARDWARE)
+@pytest.mark.parametrize("hardware", all_but({"cpu"}, HARDWARE))
 def test_hardware_preset_reaches_the_keys_it_names(hardware: str):
     cfg = load("_2_sokoban", [f"+hw={hardware}"])
 

@@ -123,6 +123,7 @@ def test_what_changes_no_result_keeps_the_hash(override: str, quickstart: Quicks
     assert config_hash(quickstart(override)) == config_hash(quickstart())
 
 
+@pytest.mark.wide
 def test_the_hash_is_the_same_in_another_process(quickstart: Quickstart):
     code = "from ragen.config import load, run_dir; print(run_dir.config_hash(load('quickstart')))"
     env = {**os.environ, "PYTHONHASHSEED": "7"}

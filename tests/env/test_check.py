@@ -74,10 +74,17 @@ SHIPPED = yaml.safe_load(ENVS_YAML.read_text(encoding="utf-8"))["custom_envs"]
 SOUND = ["Sound", "Spoken", "LambdaExplained"]
 
 
-#: These take seconds each.
-SLOW = ("SlowStep", "SlowInline", "HangsOnEmpty")
+#: These take long each.
+SLOW = {"SlowStep", "SlowInline", "HangsOnEmpty", "Spoken", "LambdaExplained"}
+#: One fault of each check and severity; the other faults are left to the wide tests.
+QUICK = {kind[:2]: name for name, kind in reversed(FAULTS.items()) if name not in SLOW}
+WIDE = SLOW | (FAULTS.keys() - set(QUICK.values()))
 #: These need a process that can be killed; the others are examined here, which is faster.
 ISOLATED = {"HangsOnEmpty", "HangsInReset", "DiesOfLength"}
+
+
+def rows(names):
+    return [pytest.param(name, marks=pytest.mark.wide) if name in WIDE else name for name in names]
 
 
 def examined(name, *only, here=True, **changes):
@@ -85,7 +92,7 @@ def examined(name, *only, here=True, **changes):
     return examine(Job(tag=name, entry=entry, **changes), only, here=here)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.wide) if n in SLOW else n for n in FAULTS])
+@pytest.mark.parametrize("name", rows(FAULTS))
 def test_each_fault_is_found_and_named_and_nothing_else(name, monkeypatch):
     if name in ("SlowStep", "SlowInline"):  # thresholds that do not cost minutes
         monkeypatch.setattr(play, "SLOW_STEP_S", 0.005)
@@ -106,7 +113,7 @@ def test_every_faulty_environment_has_its_row():
     assert classes == FAULTS.keys() | set(SOUND)
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", rows(SOUND))
 def test_nothing_is_found_where_nothing_is_wrong(name):
     report = examined(name)
     assert report.findings == [] and report.not_checked == []

@@ -17,7 +17,6 @@ from ragen.env.remote.env import RemoteEnvError
 from ragen.env.serve import MAX_BODY, create_app, find_spec, main, parser
 
 
-
 @contextlib.contextmanager
 def serving(spec, max_sessions=8, idle_s=60.0):
     """A server of `spec` on a free port, as its url."""
@@ -123,6 +122,7 @@ def test_a_repeated_step_is_taken_once_and_a_copy_goes_on():
         env.close()
 
 
+@pytest.mark.wide
 def test_a_full_server_is_waited_for_and_then_named():
     with serving(spec_of(**SOKOBAN), max_sessions=1) as url:
         first, second = remote(url), remote(url)
@@ -188,6 +188,7 @@ class Hanging(Env):
 """
 
 
+@pytest.mark.wide
 def test_a_failing_environment_costs_its_own_session(tmp_path, monkeypatch):
     (tmp_path / "hanging_env.py").write_text(HANGING, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

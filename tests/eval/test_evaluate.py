@@ -128,6 +128,7 @@ def test_a_panel_is_played_recorded_and_replayed(tmp_path, capsys):
     assert report.exit_status == 0, report.summary()
 
 
+@pytest.mark.wide
 def test_the_same_command_twice_gives_the_same_table(tmp_path):
     tables = []
     for name in "ab":
@@ -169,6 +170,7 @@ def test_another_evaluation_is_refused_with_what_differs(tmp_path, capsys):
     assert "of unknown origin" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_any_training_config_is_played_on_its_own_panel(tmp_path):
     cfg, panel = load_config("quickstart-short", ["model_path=scripted:oracle", f"output_dir={tmp_path}", "limit=2"])
     summary = Evaluation(cfg, panel, player_of(cfg)).run()

@@ -153,6 +153,7 @@ def test_ideal_makespan_gives_a_free_slot_to_the_next_episode():
     assert ideal_makespan(latencies, 1) == 15
 
 
+@pytest.mark.wide
 def test_the_proxy_loses_nothing_to_slow_replies_and_twice_beats_lockstep():
     workload = dataclasses.replace(Workload(), tokens=8)
     result = run(bench_simulated(workload, TOKENIZER, repeats=5, median_s=0.02))

@@ -80,8 +80,7 @@ REPLIES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
-@given(
+any_episode = given(
     mode=st.sampled_from(WINDOW_MODES),
     window=st.integers(1, 4),
     overflow=st.sampled_from(OVERFLOWS),
@@ -91,9 +90,22 @@ REPLIES = st.lists(
     replies=REPLIES,
     scores=st.booleans(),
 )
-def test_in_every_mode_the_policy_saw_exactly_what_is_trained(
-    mode, window, overflow, thoughts, template, room, replies, scores
-):
+
+
+@settings(max_examples=40, deadline=None)
+@any_episode
+def test_in_every_mode_the_policy_saw_exactly_what_is_trained(**drawn):
+    sees_exactly_what_is_trained(**drawn)
+
+
+@pytest.mark.wide
+@settings(max_examples=500, deadline=None)
+@any_episode
+def test_in_every_mode_of_five_hundred_episodes_the_policy_saw_exactly_what_is_trained(**drawn):
+    sees_exactly_what_is_trained(**drawn)
+
+
+def sees_exactly_what_is_trained(mode, window, overflow, thoughts, template, room, replies, scores):
     t, policy, ctx = episode(
         replies, template, context_window_mode=mode, max_context_window=window, context_overflow=overflow,
         history_thinking=thoughts, max_model_len=room, use_turn_scores=scores,

@@ -253,12 +253,17 @@ def test_a_script_says_when_no_random_action_can_be_drawn(caplog):
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("raise", "env_raised"), ("sleep", "env_timeout"), ("spin", "env_timeout")]
+    ("fault", "reason"),
+    [
+        ("raise", "env_raised"),
+        ("sleep", "env_timeout"),
+        pytest.param("spin", "env_timeout", marks=pytest.mark.wide),
+    ],
 )
 def test_a_broken_environment_costs_its_own_episode_only(fault, reason):
     es = environments(
         groups=2, members=4, goal_low=3, goal_high=3, fault=fault, fault_at=2, fault_every=2,
-        spec={"isolate": "process", "step_timeout_s": 2.0, "max_workers": 4},
+        spec={"isolate": "process", "step_timeout_s": 1.0, "max_workers": 4},
     )  # fmt: skip
     trajectories = play(es, context(), Replies(ADD))
     failed = [t for t in trajectories if not t.usable]

@@ -419,7 +419,7 @@ def plays_and_trains_its_own_tokens(episode):
 any_episode = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-@settings(any_episode, max_examples=300)
+@settings(any_episode, max_examples=60)
 @given(episodes())
 def test_whatever_is_sampled_under_any_shape_is_what_is_trained(episode):
     plays_and_trains_its_own_tokens(episode)
