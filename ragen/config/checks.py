@@ -36,7 +36,7 @@ from ragen.trainer.advantages.table import ESTIMATORS, GROUP_ESTIMATORS, VALUE_E
 from ragen.trainer.collapse.rules import RULES
 from ragen.trainer.collapse.watch import ACTIONS
 
-__all__ = ["CHECKS", "DERIVED", "EVALUATION_CHECKS", "NOT_BUILT", "check"]
+__all__ = ["CHECKS", "DERIVED", "EVALUATION_CHECKS", "NOT_BUILT", "SUPERVISED_CHECKS", "check"]
 
 Check = Callable[[DictConfig], Iterator[Fault]]
 
@@ -813,6 +813,11 @@ CHECKS: list[Check] = [
 #: Those that matter where a model only plays (`ragen.eval.evaluate`).
 EVALUATION_CHECKS: list[Check] = [
     _replies, _reward, _not_built, _numbers, _choices, _seeds, _tags, _env_entries, _groups, _context,
+]  # fmt: skip
+#: Those that matter where a model learns from examples (`ragen.sft`).
+SUPERVISED_CHECKS: list[Check] = [
+    _replies, _devices, _not_built, _numbers, _choices, _loggers, _seeds, _tags, _env_entries, _groups, _context,
+    _model, _lora, _resume,
 ]  # fmt: skip
 
 

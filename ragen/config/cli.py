@@ -29,7 +29,7 @@ from ragen.config.run_dir import open_run, run_name
 from ragen.config.template_faults import template_faults
 from ragen.config.to_verl import resolve_model_path, to_verl
 
-__all__ = ["main"]
+__all__ = ["main", "wait_passing_signals"]
 
 _EXIT_FAULT = 2
 
@@ -100,14 +100,14 @@ def _run_each(options: argparse.Namespace, config_dir: str | None, jobs: list[li
         command += ["--config-dir", config_dir] if config_dir else []
         print(f"[{number}/{len(jobs)}] {' '.join(overrides)}", flush=True)
         child = subprocess.Popen([*command, *overrides])
-        stopped = _wait(child)
+        stopped = wait_passing_signals(child)
         first_failure = first_failure or child.returncode
         if stopped:
             break
     return first_failure
 
 
-def _wait(child: subprocess.Popen) -> bool:
+def wait_passing_signals(child: subprocess.Popen) -> bool:
     """Wait for the child, passing on what asks this process to stop. Returns whether it was asked."""
     stopped = False
 

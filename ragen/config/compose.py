@@ -27,7 +27,10 @@ from yaml import YAMLError
 
 from ragen.config.errors import NO_VALUE, ConfigError, Fault, nearest
 
-__all__ = ["CONFIG_DIR", "changed", "compose", "config_names", "default", "is_open", "leaves", "load", "schema"]
+__all__ = [
+    "CONFIG_DIR", "changed", "compose", "config_names", "default", "is_open", "leaves", "load", "schema",
+    "verl_config_dir",
+]  # fmt: skip
 
 #: The project's own configs.
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
@@ -128,7 +131,7 @@ class _RagenSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="ragen", path=CONFIG_DIR.as_uri())
         # not pkg://verl.trainer.config: that would import veRL, and torch with it, to read a few YAML files
-        search_path.append(provider="verl", path=_verl_config_dir().as_uri())
+        search_path.append(provider="verl", path=verl_config_dir().as_uri())
 
 
 @functools.lru_cache(maxsize=1)
@@ -136,7 +139,8 @@ def _register_search_path() -> None:
     Plugins.instance().register(_RagenSearchPath)
 
 
-def _verl_config_dir() -> Path:
+def verl_config_dir() -> Path:
+    """veRL's own configs, found without importing veRL. Raises ConfigError where it is not installed."""
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations or spec.origin is None:
         raise ConfigError([Fault("", NO_VALUE, "veRL is not installed", "run scripts/setup_ragen.sh")])

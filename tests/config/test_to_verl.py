@@ -13,8 +13,8 @@ from ragen.config.compose import CONFIG_DIR
 from ragen.config.to_verl import resolve_attention, resolve_n_groups, resolve_seed
 
 Quickstart = Callable[..., DictConfig]
-#: Of evaluation, not of train.py.
-EVALUATION = ("eval",)
+#: Of evaluation and of the warm start, not of train.py.
+EVALUATION = ("eval", "sft")
 RUNNABLE = sorted(p.stem for p in CONFIG_DIR.glob("*.yaml") if p.stem not in ("envs", "ppo_trainer", *EVALUATION))
 COMBINATIONS = [
     *[(name, ()) for name in RUNNABLE],

@@ -1,0 +1,1 @@
+"""A supervised warm start: `python -m ragen.sft` (docs/sft.md)."""
