@@ -15,8 +15,6 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the site describes the checkout that it is built from
-
 #: Files of the repository that are pages of the site.
 PAGES = {"README.md": "index.md", "scripts/setup_ragen.md": "setup.md", "verl/README.md": "verl.md"}
 #: Where other files that pages link to are put.
@@ -46,6 +44,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     """Turns links of the repository into links of the site, and fills in the tables."""
     text = _each_link(markdown, _origin(page.file), lambda name: None)
     if TABLES in text:
+        # the site describes the checkout that it is built from; mkdocs undoes a change of the path at this file's top
+        sys.path.insert(0, str(ROOT))
         from ragen.config.reference import tables
 
         text = text.replace(TABLES, tables())
