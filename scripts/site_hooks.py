@@ -15,6 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
+
 #: Files of the repository that are pages of the site.
 PAGES = {"README.md": "index.md", "scripts/setup_ragen.md": "setup.md", "verl/README.md": "verl.md"}
 #: Where other files that pages link to are put.
