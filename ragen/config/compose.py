@@ -35,12 +35,12 @@ __all__ = [
 #: The project's own configs.
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 
-#: Last part of the keys below which any key may stand: veRL, Ray, transformers or an environment reads them by name.
+#: Last part of the keys below which any key may stand: veRL, Ray, transformers, an environment or an API reads them.
 _OPEN = frozenset(
     {
         "custom_envs", "override_config", "engine_kwargs", "apply_chat_template_kwargs", "chat_template_kwargs",
         "mm_processor_kwargs", "sampler_kwargs", "override_optimizer_config", "wrap_policy", "ray_init",
-        "mixed_precision", "fused_kernel_options", "kwargs",
+        "mixed_precision", "fused_kernel_options", "kwargs", "model_info",
     }
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from ragen.config.model_facts import ModelFacts, local_folder
 from ragen.config.to_verl import absolute, recorded, resolve_seed
 from ragen.eval.records import RecordError
 from ragen.eval.run_tokenizer import TokenizerNotFound, load_tokenizer
+from ragen.llm_agent.byte_chat import BYTE_TOKENS
 from ragen.llm_agent.prompt_hash import PROMPTS_FILE, prompt_hash, prompt_settings
 from ragen.llm_agent.trajectory import Trajectory
 from ragen.trainer.recording import load_groups
@@ -57,9 +58,15 @@ def faults(cfg: DictConfig) -> Iterator[Fault]:
                     f"recorded groups of up to {largest} members stay whole", f"set it to {largest}")  # fmt: skip
     for tag in sorted({t.tag for t in episodes} - set(cfg.custom_envs)):
         yield Fault(_KEY, path, f"holds episodes of {tag}, which is not in custom_envs", "add its entry")
+    texts = [t for t in episodes if t.metrics.get(BYTE_TOKENS)]
+    if texts:
+        yield Fault(_KEY, path, f"{len(texts)} of {len(episodes)} episodes were played through an API, which gives "
+                    "text: their ids are its bytes, no model's, and their log-probs are not known",
+                    "python -m ragen.eval.to_sft makes supervised data of them")  # fmt: skip
+        return
     silent = [t for t in episodes if not t.log_probs[t.policy_mask].any()]
     if silent:
-        yield Fault(_KEY, path, f"{len(silent)} of {len(episodes)} episodes have no log-probs: a script or a chat API "
+        yield Fault(_KEY, path, f"{len(silent)} of {len(episodes)} episodes have no log-probs: a script "
                     "played them, or a greedy sampler", "record a model that samples")  # fmt: skip
     longest = max(int((t.turn_ends() + 1 - t.context_starts).max()) for t in episodes)
     if longest > cfg.actor_rollout_ref.rollout.max_model_len:

@@ -32,7 +32,8 @@ from ragen.config.compose import CONFIG_DIR, compose, config_names
 from ragen.config.errors import ConfigError, Fault
 from ragen.config.run_dir import versions
 from ragen.env.registry import load_specs
-from ragen.eval.models import Player, player_of
+from ragen.eval.api_models import API, API_KEYS, api_faults, without_keys
+from ragen.eval.models import Player, limits_length, player_of
 from ragen.eval.panels import SUCCESS, Panel, apply_panel, digest, panel_names, panel_of
 from ragen.eval.records import RecordWriter, read_records
 from ragen.eval.summary import Summary, markdown, summarize_tag
@@ -66,10 +67,12 @@ def load_config(
         raise ConfigError(faults)
     panel = panel_of(cfg, Path(config_name).stem)
     apply_panel(cfg, panel)
-    own = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in settings])
-    limited = not str(cfg.model_path).startswith("scripted:")
-    checks = [each for each in EVALUATION_CHECKS if limited or each.__name__ != "_context"]
+    path = cfg.model_path = str(cfg.model_path)  # it may name another key, which `own` lacks
+    own = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in settings and key not in API_KEYS])
+    checks = [each for each in EVALUATION_CHECKS if limits_length(path) or each.__name__ != "_context"]
     faults += [fault for fault in check(own, checks) if fault not in faults]
+    if path.startswith(API):
+        faults = [without_keys(fault) for fault in faults] + list(api_faults(cfg))
     if faults:
         raise ConfigError(faults)
     return cfg, panel
@@ -204,18 +207,22 @@ class Evaluation:
                         began = time.monotonic()
                         with episode_meter() as meter:
                             t = await proxy.run_episode(task)
-                    metrics = {**t.metrics, **meter, "seconds": round(time.monotonic() - began, 4)}
+                    metrics = {**t.metrics, **meter, **self.player.marks, "seconds": round(time.monotonic() - began, 4)}
                     write(dataclasses.replace(t, metrics=metrics))
                     failed += not t.usable
                     bar.set_postfix_str(f"failed {failed}" if failed else "", refresh=False)
                     bar.update()
 
                 proxies = {seed: self._proxy(policy, seed) for seed, wanted in tasks.items() if wanted}
+                running = [asyncio.ensure_future(one(proxies[seed], task)) for seed in proxies for task in tasks[seed]]
                 try:
-                    await asyncio.gather(*(one(proxies[seed], task) for seed in proxies for task in tasks[seed]))
+                    await asyncio.gather(*running)
                 except asyncio.CancelledError:
                     print("stopped: the same command continues", file=sys.stderr)
                 finally:
+                    for each in running:  # where one has raised, the others still play
+                        each.cancel()
+                    await asyncio.gather(*running, return_exceptions=True)
                     for proxy in proxies.values():
                         proxy.es.close()
             return time.monotonic() - started
@@ -260,7 +267,11 @@ class Evaluation:
             complete=len(episodes) == len(wanted),
             wall_s=round(wall_s, 1),
             kept=kept,
-            tags={tag: summarize_tag(played, n=self.panel.n) for tag, played in by_tag.items() if played},
+            tags={
+                tag: summarize_tag(played, n=self.panel.n, price=self.player.price)
+                for tag, played in by_tag.items()
+                if played
+            },
         )
         text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
         (self.folder / SUMMARY).write_bytes(text + b"\n")

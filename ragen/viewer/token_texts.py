@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen.eval.api_models import API
 from ragen.eval.run_tokenizer import TokenizerNotFound, find_tokenizer
+from ragen.llm_agent.byte_chat import byte_tokenizer
 from ragen.llm_agent.trajectory import Trajectory
 
 __all__ = ["TokenTexts", "open_token_texts"]
@@ -112,5 +114,7 @@ def _load(name: str) -> Any:
         from ragen.tiny_model import Recipe, make_tokenizer
 
         return make_tokenizer(Recipe()).backend_tokenizer
+    if name.startswith(API):
+        return byte_tokenizer().backend_tokenizer
     file = Path(name).expanduser() / "tokenizer.json"
     return Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)

@@ -60,6 +60,7 @@ def test_a_recording_of_the_same_tokenizer_is_sound(offline, episodes):
 
 CHANGES = {
     "have no log-probs": lambda t: dataclasses.replace(t, log_probs=np.zeros_like(t.log_probs)),
+    "played through an API, which gives text": lambda t: dataclasses.replace(t, metrics={"byte_tokens": 1.0}),
     "2 recorded levels are those that the run is judged by": lambda t: dataclasses.replace(t, seed=t.seed - 19_970),
     "holds episodes of Elsewhere, which is not in custom_envs": lambda t: dataclasses.replace(t, tag="Elsewhere"),
     "another tokenizer wrote it than that of tiny": lambda t: dataclasses.replace(
